@@ -1,0 +1,45 @@
+# make demo: the pictures with and without the cache. make test: lint, types, tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint bench wheel-test clean
+
+demo: $(VENV)/.installed
+	$(BIN)/magcache demo
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The tables in README and docs; results go to benchmarks/results.
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/quality.py
+
+# A wheel in an environment of its own, as a user gets it.
+wheel-test: $(VENV)/.installed-dev
+	rm -rf dist build/wheel-venv
+	$(BIN)/python -m build --wheel --outdir dist
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip --disable-pip-version-check --quiet install dist/*.whl -c constraints.txt
+	cd build && wheel-venv/bin/magcache demo --prompt "$$(wheel-venv/bin/magcache demo --list-prompts | head -1)" --out wheel-demo
+
+clean:
+	rm -rf $(VENV) dist build
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -e . -c constraints.txt
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -e ".[dev]" -c constraints.txt
+	touch $@ $(VENV)/.installed

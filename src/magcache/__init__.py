@@ -1,0 +1,45 @@
+"""MagCache for diffusion transformers: `magcache.enable(pipe)`."""
+
+from magcache.config import MagCacheConfig
+from magcache.curve import MagnitudeCurve, StreamCurve
+from magcache.errors import CannotCacheError, ConfigError, CurveError, MagCacheError
+from magcache.hook import (
+    StreamStats,
+    TransformerCache,
+    apply_mag_cache_hook,
+    remove_mag_cache_hook,
+)
+from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, plan, stats
+from magcache.planning import Plan
+from magcache.stack import MagCacheBlockHook, MagCacheHeadHook
+from magcache.state import MagCacheState
+from magcache.strategy import MagCacheStrategy, MagCacheStrategyRegistry
+
+__all__ = [
+    "CannotCacheError",
+    "ConfigError",
+    "CurveError",
+    "Enabled",
+    "MagCacheBlockHook",
+    "MagCacheConfig",
+    "MagCacheError",
+    "MagCacheHeadHook",
+    "MagCacheState",
+    "MagCacheStrategy",
+    "MagCacheStrategyRegistry",
+    "MagnitudeCurve",
+    "Plan",
+    "Stats",
+    "StreamCurve",
+    "StreamStats",
+    "TransformerCache",
+    "apply_mag_cache_hook",
+    "calibrate",
+    "disable",
+    "enable",
+    "plan",
+    "remove_mag_cache_hook",
+    "stats",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,118 @@
+"""From residuals to a magnitude curve."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from magcache.clock import Timeline
+from magcache.curve import Axis, MagnitudeCurve, StreamCurve
+from magcache.errors import CurveError
+
+__all__ = ["Measurement", "Measurements", "average", "curve_of", "joined", "library_versions"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One computed step's metrics: ratio, its spread over tokens, cosine distance (scalars)."""
+
+    step: int
+    metrics: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+
+
+@dataclass
+class Measurements:
+    """A stream's measurements over one run. The metrics stay on their device until the end."""
+
+    timeline: Timeline
+    taken: list[Measurement] = field(default_factory=list)
+
+    def curve(self, axis: Axis) -> StreamCurve:
+        """The run's curve on this axis; the first step counts as ratio 1, spread 0, distance 0."""
+        places = self.timeline.levels if axis == "noise" else self.timeline.fractions
+        if places is None:
+            raise CurveError("noise levels are unknown without a scheduler; use axis 'fraction'")
+        rows = [
+            (1.0, 0.0, 0.0) if m.metrics is None else tuple(float(x) for x in m.metrics)
+            for m in self.taken
+        ]
+        ratios, stds, distances = zip(*rows, strict=True)
+        return StreamCurve(
+            places=tuple(places[m.step] for m in self.taken),
+            ratios=ratios,
+            token_std=stds,
+            cosine_distance=distances,
+            prompt_spread=(0.0,) * len(rows),
+        )
+
+
+def average(curves: Sequence[StreamCurve]) -> StreamCurve:
+    """Mean of several runs' curves, with the spread of their ratios (standard deviation).
+
+    Runs with other noise levels than the first one's are served at those first.
+    """
+    first = curves[0]
+    ratios = np.array([curve.at(first.places) for curve in curves])
+    # Spread and distance are no products: they are taken as they are at the nearest step.
+    stds = np.array([_nearest(c.places, c.token_std, first.places) for c in curves])
+    distances = np.array([_nearest(c.places, c.cosine_distance, first.places) for c in curves])
+    return StreamCurve(
+        places=first.places,
+        ratios=tuple(ratios.mean(0).tolist()),
+        token_std=tuple(stds.mean(0).tolist()),
+        cosine_distance=tuple(distances.mean(0).tolist()),
+        prompt_spread=tuple(ratios.std(0).tolist()),
+    )
+
+
+def _nearest(
+    places: Sequence[float], values: Sequence[float], wanted: Sequence[float]
+) -> list[float]:
+    known = np.asarray(places)
+    return [values[int(np.abs(known - place).argmin())] for place in wanted]
+
+
+def curve_of(runs: Sequence[dict[str, Measurements]], provenance: dict[str, Any]) -> MagnitudeCurve:
+    """The curve of one model from its runs: a mapping of stream to measurements for each."""
+    axis: Axis = "noise" if all(m.timeline.levels for r in runs for m in r.values()) else "fraction"
+    names = dict.fromkeys(name for run in runs for name in run)
+    streams = {
+        name: average([run[name].curve(axis) for run in runs if name in run]) for name in names
+    }
+    return MagnitudeCurve(axis=axis, streams=streams, provenance=provenance)
+
+
+def joined(curves: Sequence[MagnitudeCurve]) -> MagnitudeCurve:
+    """One curve from those of experts that take turns in a run, in their order.
+
+    An expert's first ratio is 1: the residual does not outlive its expert, so the curve has a
+    break there.
+    """
+    streams: dict[str, StreamCurve] = {}
+    for curve in curves:
+        for name, stream in curve.streams.items():
+            before = streams.get(name)
+            streams[name] = stream if before is None else _end_to_end(before, stream)
+    return curves[0].model_copy(update={"streams": streams})
+
+
+def _end_to_end(first: StreamCurve, second: StreamCurve) -> StreamCurve:
+    names = StreamCurve.model_fields
+    return StreamCurve(**{name: getattr(first, name) + getattr(second, name) for name in names})
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that a measurement depends on, and today's date."""
+    versions = {name: metadata.version(name) for name in ("torch", "diffusers")}
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }

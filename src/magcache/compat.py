@@ -1,0 +1,64 @@
+"""Every private name of diffusers that magcache reads, in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "begin_index",
+    "checkpoint_id",
+    "diffusers_cache",
+    "settings",
+    "step_index",
+    "training_timesteps",
+    "unwrap_compiled",
+]
+
+
+def step_index(scheduler: Any) -> int | None:
+    """The scheduler's place in its timesteps; None before its first step, or if it keeps none."""
+    index = getattr(scheduler, "step_index", None)
+    return index if index is not None else getattr(scheduler, "_step_index", None)
+
+
+def begin_index(scheduler: Any) -> int | None:
+    """Where the pipeline told the scheduler to begin (image-to-image), if it did."""
+    index = getattr(scheduler, "begin_index", None)
+    return index if index is not None else getattr(scheduler, "_begin_index", None)
+
+
+def training_timesteps(scheduler: Any) -> float:
+    """Number that scales timesteps to noise levels."""
+    return float(settings(scheduler).get("num_train_timesteps") or 1000)
+
+
+def diffusers_cache(module: nn.Module) -> str | None:
+    """Name of the diffusers cache that is enabled on this module, if any."""
+    config = getattr(module, "_cache_config", None)
+    return type(config).__name__ if config is not None else None
+
+
+def checkpoint_id(module: Any) -> str | None:
+    """Repository id or path that a component was loaded from, if it tells."""
+    name = settings(module).get("_name_or_path")
+    if not name:
+        return None
+    # A snapshot in the hub's cache lies under models--<owner>--<name>.
+    snapshot = re.search(r"models--([^/\\]+?)--([^/\\]+)", str(name))
+    return f"{snapshot[1]}/{snapshot[2]}" if snapshot else str(name)
+
+
+def settings(component: Any) -> dict[str, Any]:
+    """A component's configuration; empty if it has none."""
+    config = getattr(component, "config", None)
+    return dict(config) if isinstance(config, Mapping) else {}
+
+
+def unwrap_compiled(module: nn.Module) -> nn.Module:
+    """The module inside `torch.compile(module)`, or the module itself."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module

@@ -1,0 +1,332 @@
+"""The surface: enable, disable, stats, calibrate, plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+from torch import nn
+
+from magcache import compat, presets, rundown
+from magcache.calibration import Measurements, curve_of, joined, library_versions
+from magcache.clock import CallClock, Clock, SchedulerClock
+from magcache.config import MagCacheConfig
+from magcache.curve import MagnitudeCurve
+from magcache.discovery import denoisers
+from magcache.errors import ConfigError, CurveError
+from magcache.hook import (
+    StreamStats,
+    TransformerCache,
+    apply_mag_cache_hook,
+    cache_of,
+    curve_from,
+    remove_mag_cache_hook,
+    stack_of,
+)
+from magcache.planning import Plan, greedy_plan
+from magcache.store import curve_path, find_curve, fingerprint
+
+__all__ = ["Enabled", "Stats", "calibrate", "disable", "enable", "plan", "stats"]
+
+logger = logging.getLogger("magcache")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What each stream of a pipeline's transformers does in the run that is on, or did in the last.
+
+    `plain_calls` counts, by reason, calls that belonged to no stream. Printed, it is a table.
+    """
+
+    streams: tuple[StreamStats, ...]
+    plain_calls: dict[str, int]
+
+    def __str__(self) -> str:
+        names = [f"{s.transformer} {s.stream}" for s in self.streams]
+        width = max(map(len, names), default=0)
+        lines = [] if self.streams else ["no run yet"]
+        for name, s in zip(names, self.streams, strict=True):
+            counts = f"{s.steps:3d} steps {s.computed:3d} computed {s.skipped:3d} skipped"
+            lines.append(f"{name:<{width}} {counts}  {s.happened}")
+            if s.plan != s.happened:
+                lines.append(f"{'':<{width}} {'planned':>{len(counts)}}  {s.plan}")
+            lines += [f"  {count} x {reason}" for reason, count in s.fallbacks.items()]
+        lines += [f"{count} calls: {reason}" for reason, count in self.plain_calls.items()]
+        return "\n".join(lines)
+
+
+class Enabled:
+    """An enabled cache; as a context manager it is disabled at the end."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.disable()
+
+    def stats(self) -> Stats:
+        """See `magcache.stats`."""
+        return stats(self.target)
+
+    def disable(self) -> None:
+        """See `magcache.disable`."""
+        disable(self.target)
+
+
+def enable(
+    target: Any,
+    config: MagCacheConfig | None = None,
+    *,
+    scheduler: Any = None,
+    curves: str | Path | None = None,
+) -> Enabled:
+    """Cache every denoising transformer of a pipeline, or one transformer.
+
+    Magnitude ratios come from `config.mag_ratios`, else from a preset for the checkpoint, else from
+    its own saved curve; where there is none, the first complete run measures it (nothing is
+    skipped) and saves it, and later runs are cached. Enabling again reconfigures.
+
+    target: a diffusers pipeline, or a transformer. For a bare transformer give its `scheduler`, or
+        set `config.num_inference_steps`: something has to tell how long a run is. With a scheduler,
+        the length is each run's own.
+    curves: folder of saved curves; default `MAGCACHE_HOME`, else the user's cache folder.
+
+    Raises `CannotCacheError` for a target without a stack of blocks, and leaves it as it was.
+    """
+    config = config or MagCacheConfig()
+    transformers = denoisers(target)
+    known = {
+        name: _known_curve(transformer, target, config, curves)
+        for name, transformer in transformers.items()
+    }
+    clock, owner = _clock_for(target, config, scheduler, transformers)
+    for name, transformer in transformers.items():
+        curve, source = known[name]
+        keep = _Keeper(config, target, owner, curves)
+        apply_mag_cache_hook(
+            transformer, config, clock=clock, curve=curve, on_measured=keep, name=name
+        )
+        logger.info("%s (%s): %s", name, type(transformer).__name__, source)
+    if isinstance(clock, SchedulerClock) and owner is not None:
+        clock.attach(owner)
+        if owner is target:
+            rundown.watch(target, clock.abort)
+    return Enabled(target)
+
+
+def disable(target: Any) -> None:
+    """Take the cache off a pipeline or a transformer, bit for bit; does nothing if there is none.
+
+    A transformer that another enabled pipeline uses too stays cached for that one.
+    """
+    transformers = denoisers(target)
+    for clock in {id(c.clock): c.clock for c in _caches(transformers)}.values():
+        if isinstance(clock, SchedulerClock) and not isinstance(target, nn.Module):
+            _detach(clock, target)
+            if clock.owners:
+                continue
+        for transformer in transformers.values():
+            remove_mag_cache_hook(transformer)
+        if isinstance(clock, SchedulerClock) and not clock.on_end:
+            for owner in clock.owners:
+                _detach(clock, owner)
+
+
+def stats(target: Any) -> Stats:
+    """What each stream of a pipeline or transformer does in this run, or did in the last one."""
+    caches = _caches(denoisers(target))
+    if not caches:
+        raise ConfigError(f"{type(target).__name__} has no cache; call magcache.enable first")
+    plain_calls: dict[str, int] = {}
+    for cache in caches:
+        for reason, count in cache.unplaced.items():
+            plain_calls[reason] = plain_calls.get(reason, 0) + count
+    return Stats(tuple(s for cache in caches for s in cache.stats()), plain_calls)
+
+
+def plan(
+    curve: MagnitudeCurve | Sequence[float] | str,
+    config: MagCacheConfig | None = None,
+    steps: int = 28,
+    *,
+    stream: str | None = None,
+    sigmas: Sequence[float] | None = None,
+) -> Plan:
+    """Which steps a run would compute and which it would skip, without running anything.
+
+    curve: a curve, a list of ratios, or a preset's name. stream: which of its streams; the first by
+    default. sigmas: the run's noise levels, one a step; by default they are laid out over `steps`
+    steps as in the run that was measured.
+    """
+    config = config or MagCacheConfig()
+    if isinstance(curve, str):
+        curve = presets.load(curve)
+    elif not isinstance(curve, MagnitudeCurve):
+        curve = MagnitudeCurve.from_ratios(curve)
+    if stream is not None and stream not in curve.streams:
+        raise CurveError(f"no stream {stream!r} in this curve; it has {', '.join(curve.streams)}")
+    if sigmas is not None and curve.axis != "noise":
+        raise CurveError("this curve knows steps, not noise levels: give steps, not sigmas")
+    places = tuple(sigmas) if sigmas is not None else curve.places(steps, stream)
+    return greedy_plan(
+        curve.ratios(places, stream),
+        len(places),
+        threshold=config.threshold,
+        max_skip_steps=config.max_skip_steps,
+        retention_ratio=config.retention_ratio,
+    )
+
+
+def calibrate(
+    pipe: Any,
+    prompts: Sequence[str] | None = None,
+    *,
+    curves: str | Path | None = None,
+    **pipeline_kwargs: Any,
+) -> MagnitudeCurve:
+    """Measure a pipeline's magnitude curve over one full run a prompt, save it, and return it.
+
+    Nothing is skipped meanwhile. `pipeline_kwargs` go to the pipeline with each prompt; without
+    prompts it is run once with them alone. The curve is saved for each of the pipeline's
+    transformers, and later calls of `enable` find it. What was enabled before stays enabled, with
+    its settings. Experts that take turns in a run come back as one curve.
+    """
+    transformers = denoisers(pipe)
+    before = {name: cache_of(transformer) for name, transformer in transformers.items()}
+    settings = next((cache.config for cache in before.values() if cache), None)
+    enable(pipe, MagCacheConfig(mag_calibrate=True), curves=curves)
+    keepers = [cache.on_measured for cache in _caches(transformers)]
+    try:
+        for kwargs in [{"prompt": prompt} for prompt in prompts or ()] or [{}]:
+            for keeper in keepers:
+                assert isinstance(keeper, _Keeper)
+                keeper.details = {**_plain(pipeline_kwargs), "prompts": list(prompts or ())}
+            pipe(**kwargs, **pipeline_kwargs)
+    finally:
+        disable(pipe) if settings is None else enable(pipe, settings, curves=curves)
+    measured = [k.curve for k in keepers if isinstance(k, _Keeper) and k.curve is not None]
+    if not measured:
+        raise CurveError(
+            "the runs measured nothing: a curve needs complete runs of two or more steps"
+        )
+    return joined(measured)
+
+
+class _Keeper:
+    """Turns the complete calibration runs of one transformer into its curve, and saves that."""
+
+    def __init__(
+        self, config: MagCacheConfig, target: Any, owner: Any, folder: str | Path | None
+    ) -> None:
+        self.details: dict[str, Any] = {}
+        self.curve: MagnitudeCurve | None = None
+        self._config = config
+        self._target = target
+        self._owner = owner
+        self._folder = folder
+        self._runs: list[dict[str, Measurements]] = []
+
+    def __call__(self, cache: TransformerCache, measured: dict[str, Measurements]) -> None:
+        self._runs.append(measured)
+        self.curve = curve_of(self._runs, self._provenance(cache, measured))
+        if not self._config.mag_calibrate:
+            cache.curve = self.curve
+        path = curve_path(cache.module, self._folder)
+        try:
+            self.curve.save(path)
+        except OSError as error:
+            logger.warning("%s: the curve was measured but not saved: %s", cache.name, error)
+        else:
+            logger.info("%s: curve of %d run(s) saved to %s", cache.name, len(self._runs), path)
+
+    def _provenance(
+        self, cache: TransformerCache, measured: dict[str, Measurements]
+    ) -> dict[str, Any]:
+        module = compat.unwrap_compiled(cache.module)
+        scheduler = getattr(self._owner, "scheduler", None)
+        weight = next(module.parameters(), None)
+        return {
+            "model": compat.checkpoint_id(module) or compat.checkpoint_id(self._target),
+            "transformer": type(module).__name__,
+            "fingerprint": fingerprint(module),
+            "scheduler": type(scheduler).__name__ if scheduler is not None else None,
+            "shift": compat.settings(scheduler).get("shift"),
+            "steps": max(m.timeline.steps for m in measured.values()),
+            "runs": len(self._runs),
+            "residual_shape": list(cache.residual_shape),
+            "dtype": str(weight.dtype).removeprefix("torch.") if weight is not None else None,
+            **self.details,
+            **library_versions(),
+        }
+
+
+def _known_curve(
+    transformer: nn.Module, target: Any, config: MagCacheConfig, folder: str | Path | None
+) -> tuple[MagnitudeCurve | None, str]:
+    """The curve to use, if any is known, and in words where it comes from."""
+    stack = stack_of(transformer, config)
+    if config.mag_ratios is not None:
+        return curve_from(config, stack.strategy), "magnitude ratios from the settings"
+    if config.mag_calibrate:
+        return None, "calibrating, nothing is skipped"
+    ids = (compat.checkpoint_id(transformer), compat.checkpoint_id(target))
+    preset = presets.for_checkpoint((fingerprint(transformer), *(i for i in ids if i)))
+    if preset is not None:
+        return presets.load(preset), f"magnitude ratios from the preset {preset}"
+    saved = find_curve(transformer, folder)
+    if saved is not None:
+        return saved, f"magnitude ratios from {curve_path(transformer, folder)}"
+    if stack.strategy.mag_ratios is not None:
+        return curve_from(config, stack.strategy), "magnitude ratios of the architecture"
+    return None, "no curve for this checkpoint: the first complete run measures it, uncached"
+
+
+def _clock_for(
+    target: Any, config: MagCacheConfig, scheduler: Any, transformers: dict[str, nn.Module]
+) -> tuple[Clock, Any]:
+    """A clock for these transformers, and whose scheduler it follows."""
+    # A transformer that several pipelines share has one clock that follows all of them.
+    shared = next((cache.clock for cache in _caches(transformers)), None)
+    if not isinstance(target, nn.Module):
+        if not hasattr(target, "scheduler"):
+            raise ConfigError(
+                f"{type(target).__name__} has no scheduler to tell its steps; enable its "
+                "transformer with scheduler=... or num_inference_steps instead"
+            )
+        return (shared if isinstance(shared, SchedulerClock) else SchedulerClock()), target
+    if scheduler is not None:
+        return SchedulerClock(), SimpleNamespace(scheduler=scheduler)
+    if isinstance(shared, SchedulerClock):
+        return shared, None
+    if config.num_inference_steps is None:
+        raise ConfigError(
+            "a bare transformer does not tell how long a run is: pass the pipeline instead, or "
+            "scheduler=..., or MagCacheConfig(num_inference_steps=...)"
+        )
+    return CallClock(config.num_inference_steps), None
+
+
+def _caches(transformers: dict[str, nn.Module]) -> list[TransformerCache]:
+    return [cache for t in transformers.values() if (cache := cache_of(t)) is not None]
+
+
+def _detach(clock: SchedulerClock, owner: Any) -> None:
+    clock.detach(owner)
+    rundown.unwatch(owner)
+
+
+def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that can be written down as they are."""
+    return {k: v for k, v in kwargs.items() if isinstance(v, str | int | float | bool)}

@@ -1,0 +1,316 @@
+"""The block stack as a unit: walk it and take the residual, or step over it and add one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from magcache.errors import CannotCacheError
+from magcache.outputs import output_tensors, replace_output
+from magcache.route import OUTPUT, Exit, Route, Source, learn_route
+from magcache.standin import (
+    Call,
+    Key,
+    StandIn,
+    is_block_list,
+    standing_in,
+    stepped_over,
+    walked,
+)
+from magcache.strategy import MagCacheStrategy
+
+__all__ = [
+    "MagCacheBlockHook",
+    "MagCacheHeadHook",
+    "ResidualMisfitError",
+    "ResidualParts",
+    "Stack",
+    "find_block_lists",
+]
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ResidualParts:
+    """A residual and the dtypes of the values that it was taken from."""
+
+    tensors: tuple[torch.Tensor, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+class ResidualMisfitError(Exception):
+    """A residual does not fit where it should be added; the call must be computed."""
+
+
+def find_block_lists(module: nn.Module, strategy: MagCacheStrategy) -> tuple[str, ...]:
+    """Names of the direct children that make up the stack, or an error that says what was found."""
+    lists = [name for name, child in module.named_children() if is_block_list(child)]
+    if strategy.block_classes:
+        wanted = tuple(strategy.block_classes)
+        lists = [
+            name
+            for name in lists
+            if any(isinstance(b, wanted) for b in module._modules[name])  # type: ignore[union-attr]
+        ]
+    if not lists:
+        children = ", ".join(f"{n} ({type(c).__name__})" for n, c in module.named_children())
+        raise CannotCacheError(
+            f"{type(module).__name__} has no list of transformer blocks among its direct children "
+            f"({children or 'none'}); magcache caches transformers whose forward walks such a "
+            "list. U-Nets have none."
+        )
+    return tuple(lists)
+
+
+class MagCacheHeadHook(StandIn):
+    """Stands at the first block of a computed step and notes what enters the stack."""
+
+    def __init__(self, block: nn.Module, sources: tuple[Source, ...]) -> None:
+        super().__init__(block)
+        self.sources = sources
+        self.entered: dict[Source, torch.Tensor] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        call = Call(args, kwargs)
+        for source in self.sources:
+            tensor = call[source.argument]
+            self.entered[source] = tensor.clone() if source.clone else tensor
+        return self.inner(*args, **kwargs)
+
+
+@dataclass
+class _Crossing:
+    """What passes between the stand-ins of one forward pass.
+
+    `residual` is set on a skipped step and added at the exits. Else the exits note their `values`,
+    or turn them into residual `parts` at once where the `heads` know what entered the stack.
+    `replay` is set on the stepped-over pass that measures the bases of `values`.
+    """
+
+    heads: dict[tuple[str, str], MagCacheHeadHook] = field(default_factory=dict)
+    residual: ResidualParts | None = None
+    replay: bool = False
+    values: list[torch.Tensor] = field(default_factory=list)
+    parts: list[torch.Tensor] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    measured: bool = False
+
+    def clear(self) -> None:
+        self.residual = None
+        self.replay = False
+        self.values, self.parts, self.dtypes = [], [], []
+        for head in self.heads.values():
+            head.entered.clear()
+
+
+def _cross(
+    exit: Exit, offset: int, values: dict[Key, Any], crossing: _Crossing, strategy: MagCacheStrategy
+) -> dict[Key, torch.Tensor]:
+    """Pass one exit; returns the values to go on with. `offset` is its place in the residual."""
+    arguments = [values[key] for key in exit.arguments]
+    if crossing.residual is not None:
+        added = _add(arguments, crossing.residual, offset, strategy)
+        return dict(zip(exit.arguments, added, strict=True))
+    if crossing.replay:
+        computed = crossing.values[offset : offset + len(arguments)]
+        pairs = zip(computed, arguments, strict=True)
+        crossing.parts += [strategy.compute_residual(value, base) for value, base in pairs]
+        return dict(zip(exit.arguments, computed, strict=True))
+    crossing.dtypes += [argument.dtype for argument in arguments]
+    if crossing.measured:
+        crossing.values += arguments
+        return {}
+    for argument, source in zip(arguments, exit.sources, strict=True):
+        assert source is not None
+        entered = crossing.heads[source.blocks, source.block].entered[source]
+        crossing.parts.append(strategy.compute_residual(argument, entered))
+    return {}
+
+
+def _add(
+    arguments: list[torch.Tensor],
+    residual: ResidualParts,
+    offset: int,
+    strategy: MagCacheStrategy,
+) -> tuple[torch.Tensor, ...]:
+    parts = residual.tensors[offset : offset + len(arguments)]
+    dtypes = residual.dtypes[offset : offset + len(arguments)]
+    for argument, part, dtype in zip(arguments, parts, dtypes, strict=True):
+        if argument.shape != part.shape or argument.dtype != dtype:
+            raise ResidualMisfitError(
+                f"residual of {tuple(part.shape)} from {dtype}, "
+                f"hidden states of {tuple(argument.shape)} in {argument.dtype}"
+            )
+    # Offloading and device maps may have moved the hidden states since.
+    parts = tuple(p.to(a.device) for p, a in zip(parts, arguments, strict=True))
+    if len(arguments) == 2:
+        return strategy.apply_residual_tuple(arguments[0], arguments[1], parts)
+    pairs = zip(arguments, parts, strict=True)
+    return tuple(strategy.apply_residual(argument, part) for argument, part in pairs)
+
+
+class MagCacheBlockHook(StandIn):
+    """Stands past the last block, at the child that takes the stack's output on (the tail).
+
+    On a computed step it takes the residual, on a skipped one it adds it, once.
+    """
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        exits: tuple[tuple[Exit, int], ...],
+        crossing: _Crossing,
+        strategy: MagCacheStrategy,
+    ) -> None:
+        super().__init__(inner)
+        self.exits = exits
+        self.crossing = crossing
+        self.strategy = strategy
+        self.calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        call = Call(args, kwargs)
+        over = self.crossing.residual is not None or self.crossing.replay
+        for exit, offset in self.exits:
+            if self.calls == (exit.skipped if over else exit.walked):
+                values = {key: call[key] for key in exit.arguments}
+                call = call.replaced(_cross(exit, offset, values, self.crossing, self.strategy))
+        self.calls += 1
+        return self.inner(*call.args, **call.kwargs)
+
+
+class _Passage:
+    """A route's stand-ins, made once and put up for each call."""
+
+    def __init__(
+        self, module: nn.Module, lists: tuple[str, ...], route: Route, strategy: MagCacheStrategy
+    ) -> None:
+        self.route = route
+        self.strategy = strategy
+        self.crossing = _Crossing(measured=route.measured)
+        offsets: dict[Exit, int] = {}
+        for exit in route.exits:
+            offsets[exit] = sum(len(e.arguments) for e in offsets)
+        self.offsets = offsets
+
+        children = dict.fromkeys(exit.child for exit in route.exits if exit.child != OUTPUT)
+        self.tails = {
+            child: MagCacheBlockHook(
+                _child(module, child),
+                tuple((e, offsets[e]) for e in route.exits if e.child == child),
+                self.crossing,
+                strategy,
+            )
+            for child in children
+        }
+        self.over: dict[str, nn.Module] = {
+            name: stepped_over(_child(module, name)) for name in lists
+        }
+        self.walk: dict[str, nn.Module] = {}
+        if not route.measured:
+            self._stand_heads(module)
+        self.stands_for = [(module, name, _child(module, name)) for name in (*lists, *children)]
+        self.stands_for += [
+            (_child(module, name), key, head.inner)
+            for (name, key), head in self.crossing.heads.items()
+        ]
+
+    def _stand_heads(self, module: nn.Module) -> None:
+        sources = {source for exit in self.route.exits for source in exit.sources if source}
+        for name in {source.blocks for source in sources}:
+            blocks = _child(module, name)
+            for key in {source.block for source in sources if source.blocks == name}:
+                own = tuple(s for s in sources if (s.blocks, s.block) == (name, key))
+                self.crossing.heads[name, key] = MagCacheHeadHook(_child(blocks, key), own)
+            heads = {k: hook for (n, k), hook in self.crossing.heads.items() if n == name}
+            self.walk[name] = walked(blocks, heads)
+
+    def still_stands(self) -> bool:
+        """Whether the modules that this was made for are still in their places."""
+        return all(parent._modules.get(key) is child for parent, key, child in self.stands_for)
+
+    def run(
+        self, module: nn.Module, lists: dict[str, nn.Module], forward: Forward, call: Call
+    ) -> Any:
+        for tail in self.tails.values():
+            tail.calls = 0
+        with standing_in(module, {**self.tails, **lists}):
+            output = forward(*call.args, **call.kwargs)
+        for exit, offset in self.offsets.items():
+            if exit.child == OUTPUT:
+                tensors: dict[Key, Any] = dict(output_tensors(output))
+                values = _cross(exit, offset, tensors, self.crossing, self.strategy)
+                output = replace_output(output, values) if values else output
+        return output
+
+
+class Stack:
+    """The lists of blocks of one transformer, walked or stepped over as a unit.
+
+    Routes are learned at the first call of each kind (a kind is which arguments are given).
+    """
+
+    def __init__(
+        self, module: nn.Module, lists: tuple[str, ...], strategy: MagCacheStrategy
+    ) -> None:
+        self.module = module
+        self.lists = lists
+        self.strategy = strategy
+        self._passages: dict[tuple[int, frozenset[str]], _Passage] = {}
+
+    def walk(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
+        """Compute the call; returns its output and the residual.
+
+        The residual is None where the stack adds nothing that can be seen in the output.
+        """
+        passage = self._passage(call)
+        if passage is None:
+            return self._learn(forward, call)
+        crossing = passage.crossing
+        try:
+            output = passage.run(self.module, passage.walk, forward, call)
+            if crossing.measured:
+                crossing.replay = True
+                passage.run(self.module, passage.over, forward, call)
+            return output, ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes))
+        finally:
+            crossing.clear()
+
+    def step_over(self, forward: Forward, call: Call, residual: ResidualParts) -> Any:
+        """Skip the call's blocks and add `residual`, or raise `ResidualMisfitError`."""
+        passage = self._passage(call)
+        if passage is None:
+            raise ResidualMisfitError("a call with other arguments than any computed one")
+        passage.crossing.residual = residual
+        try:
+            return passage.run(self.module, passage.over, forward, call)
+        finally:
+            passage.crossing.clear()
+
+    def _passage(self, call: Call) -> _Passage | None:
+        passage = self._passages.get(_kind(call))
+        return passage if passage is not None and passage.still_stands() else None
+
+    def _learn(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
+        output, route, pairs = learn_route(self.module, self.lists, forward, call)
+        if route is None:
+            return output, None
+        self._passages[_kind(call)] = _Passage(self.module, self.lists, route, self.strategy)
+        values, bases = pairs[0::2], pairs[1::2]
+        parts = [self.strategy.compute_residual(v, b) for v, b in zip(values, bases, strict=True)]
+        return output, ResidualParts(tuple(parts), tuple(value.dtype for value in values))
+
+
+def _kind(call: Call) -> tuple[int, frozenset[str]]:
+    return len(call.args), frozenset(k for k, v in call.kwargs.items() if v is not None)
+
+
+def _child(module: nn.Module, name: str) -> nn.Module:
+    child = module._modules[name]
+    assert child is not None
+    return child

@@ -1,0 +1,142 @@
+"""One stream's state within a run, and how the streams of a model are told apart."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+
+from magcache.clock import Moment, Timeline
+from magcache.planning import Plan
+from magcache.stack import ResidualParts
+from magcache.standin import Call, Key
+
+__all__ = ["MagCacheState", "Streams"]
+
+# Not called at this step, in a stream's row.
+_NO_CALL = "-"
+
+# More streams than any pipeline has: a step that never ends is a clock that does not move.
+_MOST_STREAMS = 16
+
+
+@dataclass
+class MagCacheState:
+    """What one stream knows while a run is on: its plan, its residual, and what was done so far.
+
+    A stream is one chain of denoising calls. `order` numbers the streams of a model by their first
+    call. The residual, and the one before while calibrating, are the only tensors kept.
+    """
+
+    stream: str
+    order: int
+    timeline: Timeline
+    plan: Plan | None
+    parts: ResidualParts | None = None
+    last_computed: int | None = None
+    breaks: set[int] = field(default_factory=set)
+    happened: list[str] = field(default_factory=list)
+    planned: str = ""
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.happened = [_NO_CALL] * self.timeline.steps
+        self.planned = str(self.plan) if self.plan else "C" * self.timeline.steps
+
+    @property
+    def residual(self) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+        """The last computed residual: one tensor, or a tuple (hidden, encoder)."""
+        if self.parts is None:
+            return None
+        tensors = self.parts.tensors
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def stale(self, step: int) -> bool:
+        """Whether the residual at hand is not the one that the plan skips `step` with.
+
+        So it is when a stream was not called at a step that the plan computes (guidance that is
+        off for a while).
+        """
+        assert self.plan is not None
+        planned = next(i for i in range(step - 1, -1, -1) if self.plan.computed[i])
+        return self.last_computed != planned
+
+    def note(self, step: int, *, computed: bool) -> None:
+        """Write down what was done at `step`."""
+        self.happened[step] = "C" if computed else "."
+        if computed:
+            self.last_computed = step
+
+    @property
+    def row(self) -> str:
+        """What happened so far: C computed, . skipped, - not called."""
+        return "".join(self.happened)
+
+
+@dataclass
+class _Carried:
+    """The tensors that a stream's last call carried, and which of them the call before did too."""
+
+    last: dict[Key, weakref.ref[torch.Tensor]]
+    stable: set[Key]
+
+    def same(self, tensors: dict[Key, torch.Tensor]) -> set[Key]:
+        return {k for k, ref in self.last.items() if k in tensors and ref() is tensors[k]}
+
+
+class Streams:
+    """Tells a model's streams apart, step by step.
+
+    By the cache context's name where the pipeline sets one. Else by the call's place among those of
+    its step, corrected by what the calls carry: a prompt's tensors are the same objects at every
+    step, so a call that carries another stream's is that stream, also where guidance is off for a
+    while and calls are missing. A call that lacks what its stream has always carried is a new one.
+    """
+
+    def __init__(self) -> None:
+        self._step: tuple[int, int] | None = None
+        self._called: set[str] = set()
+        self._carried: dict[str, _Carried] = {}
+
+    def clear(self) -> None:
+        """Forget everything: the run has ended."""
+        self._step = None
+        self._called.clear()
+        self._carried.clear()
+
+    def name(self, moment: Moment, context: str | None, call: Call) -> str | None:
+        """The stream of this call, or None where a step has more calls than can be."""
+        if (moment.run, moment.step) != self._step:
+            self._step = (moment.run, moment.step)
+            self._called.clear()
+        if len(self._called) >= _MOST_STREAMS:
+            return None
+        name = self._by_call(call) if context is None else _first_free(context, self._called)
+        self._called.add(name)
+        return name
+
+    def _by_call(self, call: Call) -> str:
+        tensors = call.tensors()
+        same = {
+            name: carried.same(tensors)
+            for name, carried in self._carried.items()
+            if name not in self._called
+        }
+        fitting = {n: len(k) for n, k in same.items() if not self._carried[n].stable - k}
+        # The first of the best: streams stand in the order of their first calls.
+        best = max(fitting, key=lambda n: fitting[n], default=None)
+        name = _first_free("", self._carried) if best is None else best
+        self._carried[name] = _Carried(
+            {k: weakref.ref(v) for k, v in tensors.items()}, same.get(name, set())
+        )
+        return name
+
+
+def _first_free(name: str, taken: Container[str]) -> str:
+    """`name`, or the first of name#2, name#3, ... (0, 1, ... for no name) that is not taken."""
+    candidates = (f"{name}#{i + 1}" if name and i else name or str(i) for i in count())
+    return next(candidate for candidate in candidates if candidate not in taken)
