@@ -1,14 +1,10 @@
 """MagCache for diffusion transformers: `magcache.enable(pipe)`."""
 
+from magcache.cache import StreamStats, TransformerCache
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve, StreamCurve
 from magcache.errors import CannotCacheError, ConfigError, CurveError, MagCacheError
-from magcache.hook import (
-    StreamStats,
-    TransformerCache,
-    apply_mag_cache_hook,
-    remove_mag_cache_hook,
-)
+from magcache.hook import apply_mag_cache_hook, remove_mag_cache_hook
 from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, plan, stats
 from magcache.planning import Plan
 from magcache.stack import MagCacheBlockHook, MagCacheHeadHook

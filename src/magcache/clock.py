@@ -55,6 +55,9 @@ class Clock(Protocol):
     def read(self, timestep: Any, context: Any) -> Moment | None:
         """The moment of a call with this timestep argument and cache context, or None: unknown."""
 
+    def called(self) -> None:
+        """The call that was read last has been made."""
+
     def abort(self) -> None:
         """End the run that is on, if one is."""
 
@@ -124,6 +127,9 @@ class SchedulerClock:
             return None
         return Moment(self._runs.number, self._step, timeline)
 
+    def called(self) -> None:
+        """Nothing to do: steps end with the scheduler's `step`, not with calls."""
+
     def abort(self) -> None:
         self._runs.end(complete=False)
 
@@ -150,7 +156,8 @@ class SchedulerClock:
             self._runs.end(complete=True)
 
     def _follow(self) -> None:
-        current = [owner.scheduler for owner in self._owners]
+        held = [getattr(owner, "scheduler", None) for owner in self._owners]
+        current = [scheduler for scheduler in held if scheduler is not None]
         for scheduler, wrapper in self._wrapped:
             if not any(scheduler is kept for kept in current):
                 _unwrap(scheduler, wrapper)

@@ -37,9 +37,17 @@ def training_timesteps(scheduler: Any) -> float:
 
 
 def diffusers_cache(module: nn.Module) -> str | None:
-    """Name of the diffusers cache that is enabled on this module, if any."""
+    """Name of the diffusers cache that is on this module or on its blocks, if any."""
     config = getattr(module, "_cache_config", None)
-    return type(config).__name__ if config is not None else None
+    if config is not None:
+        return type(config).__name__
+    for part in module.modules():
+        registry = vars(part).get("_diffusers_hook")
+        # Of diffusers' hooks only those of caches keep state between calls.
+        for hook in registry.hooks.values() if registry is not None else ():
+            if getattr(hook, "_is_stateful", False):
+                return type(hook).__name__
+    return None
 
 
 def checkpoint_id(module: Any) -> str | None:

@@ -12,21 +12,21 @@ from typing import Any
 from torch import nn
 
 from magcache import compat, presets, rundown
-from magcache.calibration import Measurements, curve_of, joined, library_versions
+from magcache.cache import StreamStats, TransformerCache
+from magcache.calibration import joined
 from magcache.clock import CallClock, Clock, SchedulerClock
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.discovery import denoisers
 from magcache.errors import ConfigError, CurveError
 from magcache.hook import (
-    StreamStats,
-    TransformerCache,
     apply_mag_cache_hook,
     cache_of,
     curve_from,
     remove_mag_cache_hook,
     stack_of,
 )
+from magcache.keeper import CurveKeeper
 from magcache.planning import Plan, greedy_plan
 from magcache.store import curve_path, find_curve, fingerprint
 
@@ -114,7 +114,7 @@ def enable(
     clock, owner = _clock_for(target, config, scheduler, transformers)
     for name, transformer in transformers.items():
         curve, source = known[name]
-        keep = _Keeper(config, target, owner, curves)
+        keep = CurveKeeper(config, target, owner, curves)
         apply_mag_cache_hook(
             transformer, config, clock=clock, curve=curve, on_measured=keep, name=name
         )
@@ -211,65 +211,17 @@ def calibrate(
     try:
         for kwargs in [{"prompt": prompt} for prompt in prompts or ()] or [{}]:
             for keeper in keepers:
-                assert isinstance(keeper, _Keeper)
+                assert isinstance(keeper, CurveKeeper)
                 keeper.details = {**_plain(pipeline_kwargs), "prompts": list(prompts or ())}
             pipe(**kwargs, **pipeline_kwargs)
     finally:
         disable(pipe) if settings is None else enable(pipe, settings, curves=curves)
-    measured = [k.curve for k in keepers if isinstance(k, _Keeper) and k.curve is not None]
+    measured = [k.curve for k in keepers if isinstance(k, CurveKeeper) and k.curve is not None]
     if not measured:
         raise CurveError(
             "the runs measured nothing: a curve needs complete runs of two or more steps"
         )
     return joined(measured)
-
-
-class _Keeper:
-    """Turns the complete calibration runs of one transformer into its curve, and saves that."""
-
-    def __init__(
-        self, config: MagCacheConfig, target: Any, owner: Any, folder: str | Path | None
-    ) -> None:
-        self.details: dict[str, Any] = {}
-        self.curve: MagnitudeCurve | None = None
-        self._config = config
-        self._target = target
-        self._owner = owner
-        self._folder = folder
-        self._runs: list[dict[str, Measurements]] = []
-
-    def __call__(self, cache: TransformerCache, measured: dict[str, Measurements]) -> None:
-        self._runs.append(measured)
-        self.curve = curve_of(self._runs, self._provenance(cache, measured))
-        if not self._config.mag_calibrate:
-            cache.curve = self.curve
-        path = curve_path(cache.module, self._folder)
-        try:
-            self.curve.save(path)
-        except OSError as error:
-            logger.warning("%s: the curve was measured but not saved: %s", cache.name, error)
-        else:
-            logger.info("%s: curve of %d run(s) saved to %s", cache.name, len(self._runs), path)
-
-    def _provenance(
-        self, cache: TransformerCache, measured: dict[str, Measurements]
-    ) -> dict[str, Any]:
-        module = compat.unwrap_compiled(cache.module)
-        scheduler = getattr(self._owner, "scheduler", None)
-        weight = next(module.parameters(), None)
-        return {
-            "model": compat.checkpoint_id(module) or compat.checkpoint_id(self._target),
-            "transformer": type(module).__name__,
-            "fingerprint": fingerprint(module),
-            "scheduler": type(scheduler).__name__ if scheduler is not None else None,
-            "shift": compat.settings(scheduler).get("shift"),
-            "steps": max(m.timeline.steps for m in measured.values()),
-            "runs": len(self._runs),
-            "residual_shape": list(cache.residual_shape),
-            "dtype": str(weight.dtype).removeprefix("torch.") if weight is not None else None,
-            **self.details,
-            **library_versions(),
-        }
 
 
 def _known_curve(

@@ -1,0 +1,274 @@
+"""The cache of one transformer: decides once per call whether the stack is walked."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from magcache.calibration import Measurement, Measurements
+from magcache.clock import Clock, Moment
+from magcache.config import MagCacheConfig
+from magcache.curve import MagnitudeCurve
+from magcache.planning import Plan, greedy_plan
+from magcache.stack import ResidualMisfitError, ResidualParts, Stack
+from magcache.standin import Call
+from magcache.state import MagCacheState, Streams
+
+__all__ = ["MeasuredListener", "StreamStats", "TransformerCache"]
+
+logger = logging.getLogger("magcache")
+
+Forward = Callable[..., Any]
+MeasuredListener = Callable[["TransformerCache", dict[str, Measurements]], None]
+
+# Names under which forwards take the timestep, likeliest first.
+_TIMESTEP_NAMES = ("timestep", "timesteps", "t", "sigma")
+
+
+@dataclass(frozen=True)
+class StreamStats:
+    """What one stream did in a run.
+
+    `plan` and `happened` are rows of C (computed), . (skipped) and - (not called). `fallbacks`
+    counts, by reason, steps that were computed although the plan skips them.
+    """
+
+    transformer: str
+    stream: str
+    plan: str
+    happened: str
+    fallbacks: dict[str, int]
+
+    @property
+    def computed(self) -> int:
+        return self.happened.count("C")
+
+    @property
+    def skipped(self) -> int:
+        return self.happened.count(".")
+
+    @property
+    def steps(self) -> int:
+        """Steps at which the stream was called."""
+        return self.computed + self.skipped
+
+
+class TransformerCache:
+    """The cache of one transformer: its stack, its streams and what they did."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: MagCacheConfig,
+        stack: Stack,
+        clock: Clock,
+        curve: MagnitudeCurve | None,
+        on_measured: MeasuredListener | None = None,
+        name: str = "transformer",
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.config = config
+        self.stack = stack
+        self.clock = clock
+        self.curve = curve
+        self.on_measured = on_measured
+        self.states: dict[str, MagCacheState] = {}
+        self.last_run: tuple[StreamStats, ...] = ()
+        # Calls outside any stream that had to be computed, by reason.
+        self.unplaced: Counter[str] = Counter()
+        # Shape of the last measured residual, for the curve's provenance.
+        self.residual_shape: tuple[int, ...] = ()
+        self.alive = True
+        self._streams = Streams()
+        self._measuring: dict[str, Measurements] = {}
+        self._context: Any = None
+        self._said: set[str] = set()
+        self._signature = list(inspect.signature(type(stack.module).forward).parameters)[1:]
+        clock.on_end.append(self._end_run)
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether steps are measured instead of skipped."""
+        return self.config.mag_calibrate or self.curve is None
+
+    def stats(self) -> tuple[StreamStats, ...]:
+        """What each stream does in the run that is on, or did in the last one."""
+        return self._stats() if self.states else self.last_run
+
+    def call(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make one call of the transformer, with its blocks or without."""
+        call = Call(args, kwargs)
+        if torch.is_grad_enabled():
+            # A residual would keep the graph alive, and a second backward would fail.
+            self._unplaced("gradients are enabled; use torch.no_grad() to cache")
+            return forward(*args, **kwargs)
+        try:
+            output = self._place(forward, call)
+        except BaseException:
+            self.clock.abort()
+            raise
+        self.clock.called()
+        return output
+
+    def _place(self, forward: Forward, call: Call) -> Any:
+        moment = self.clock.read(self._timestep(call), self._context)
+        if moment is None:
+            self._unplaced("no run is on that would tell the step; see magcache.enable")
+            return forward(*call.args, **call.kwargs)
+        name = self._streams.name(moment, getattr(self._context, "name", None), call)
+        if name is None:
+            self._unplaced("the scheduler does not step; enable the pipeline that is run")
+            return forward(*call.args, **call.kwargs)
+        state = self.states.get(name)
+        if state is None:
+            state = self.states[name] = self._new_state(name, moment)
+        return self._step(forward, call, state, moment.step)
+
+    def _step(self, forward: Forward, call: Call, state: MagCacheState, step: int) -> Any:
+        if state.plan is not None and not state.plan.computed[step]:
+            reason = "residual is missing or older than planned"
+            if state.parts is not None and not state.stale(step):
+                try:
+                    output = self.stack.step_over(forward, call, state.parts)
+                except ResidualMisfitError as misfit:
+                    reason = f"residual does not fit: {misfit}"
+                else:
+                    self._note(state, step, computed=False)
+                    return output
+            self._fall_back(state, step, reason)
+        output, parts = self.stack.walk(forward, call)
+        if self.calibrating:
+            self._measure(state, step, parts)
+        state.parts = parts
+        if parts is None:
+            self._warn("the blocks leave the output unchanged; there is no residual to reuse")
+        self._note(state, step, computed=True)
+        return output
+
+    def _new_state(self, name: str, moment: Moment) -> MagCacheState:
+        state = MagCacheState(name, len(self.states), moment.timeline, None)
+        if not self.calibrating:
+            if moment.step:
+                state.breaks.add(moment.step)
+            state.plan = self._plan(state)
+            state.planned = "-" * moment.step + str(state.plan)[moment.step :]
+            if self.config.threshold > 0 and not state.plan.skipped_steps:
+                self._say(f"the plan skips none of {state.plan.steps} steps: nothing to gain")
+        return state
+
+    def _plan(self, state: MagCacheState) -> Plan:
+        assert self.curve is not None
+        timeline = state.timeline
+        stream = self.curve.stream(state.stream, state.order)
+        if self.curve.axis == "fraction":
+            places = timeline.fractions
+        elif timeline.levels is not None:
+            places = timeline.levels
+        else:
+            places = self.curve.places(timeline.steps, state.stream)
+        return greedy_plan(
+            stream.at(places),
+            timeline.steps,
+            threshold=self.config.threshold,
+            max_skip_steps=self.config.max_skip_steps,
+            retention_ratio=self.config.retention_ratio,
+            breaks=state.breaks,
+        )
+
+    def _fall_back(self, state: MagCacheState, step: int, reason: str) -> None:
+        state.fallbacks[reason] += 1
+        state.breaks.add(step)
+        state.plan = self._plan(state)
+        self._warn(f"stream {state.stream}, step {step} is computed, not skipped: {reason}")
+
+    def _measure(self, state: MagCacheState, step: int, parts: ResidualParts | None) -> None:
+        measured = self._measuring.setdefault(state.stream, Measurements(state.timeline))
+        if parts is None:
+            return
+        self.residual_shape = tuple(parts.tensors[0].shape)
+        metrics = None
+        if state.parts is not None and measured.taken:
+            fits = [t.shape for t in parts.tensors] == [t.shape for t in state.parts.tensors]
+            if fits:
+                before = tuple(t.to(parts.tensors[0].device) for t in state.parts.tensors)
+                metrics = self.stack.strategy.compute_calibration_metrics(parts.tensors, before)
+        measured.taken.append(Measurement(step, metrics))
+
+    def _note(self, state: MagCacheState, step: int, *, computed: bool) -> None:
+        state.note(step, computed=computed)
+        if logger.isEnabledFor(logging.DEBUG):
+            ratio = state.plan.ratios[step] if state.plan else 1.0
+            error = state.plan.errors[step] if state.plan else 0.0
+            logger.debug(
+                "%s stream %s step %d/%d %s error %.4f ratio %.4f skipped %d",
+                self.name,
+                state.stream,
+                step,
+                state.timeline.steps,
+                "miss (computed)" if computed else "hit (skipped)",
+                error,
+                ratio,
+                state.happened.count("."),
+            )
+
+    def _stats(self) -> tuple[StreamStats, ...]:
+        return tuple(
+            StreamStats(self.name, s.stream, s.planned, s.row, dict(s.fallbacks))
+            for s in self.states.values()
+        )
+
+    def _end_run(self, complete: bool) -> None:
+        """Forget the run; hand its measurements on if it went to its end."""
+        if self.states:
+            self.last_run = self._stats()
+        self.states.clear()
+        self._streams.clear()
+        measured = {name: m for name, m in self._measuring.items() if len(m.taken) > 1}
+        self._measuring = {}
+        if complete and measured and self.on_measured is not None:
+            self.on_measured(self, measured)
+
+    def close(self) -> None:
+        """Let go of everything; calls that still arrive pass straight through."""
+        self.alive = False
+        self._end_run(complete=False)
+        self.clock.on_end.remove(self._end_run)
+
+    def _timestep(self, call: Call) -> Any:
+        for name in _TIMESTEP_NAMES:
+            if name in call.kwargs:
+                return call.kwargs[name]
+            if name in self._signature[: len(call.args)]:
+                return call.args[self._signature.index(name)]
+        return None
+
+    def _unplaced(self, reason: str) -> None:
+        self.unplaced[reason] += 1
+        self._warn(f"a call is computed plainly: {reason}")
+
+    def _warn(self, message: str) -> None:
+        self._say(message, logging.WARNING)
+
+    def _say(self, message: str, level: int = logging.INFO) -> None:
+        """Say a thing once, however often it happens: stats count it."""
+        if message not in self._said:
+            self._said.add(message)
+            logger.log(level, "%s: %s", self.name, message)
+
+    @contextlib.contextmanager
+    def in_context(self, context: Any) -> Iterator[None]:
+        """While this is open, calls belong to this cache context."""
+        before, self._context = self._context, context
+        try:
+            yield
+        finally:
+            self._context = before
