@@ -237,6 +237,9 @@ class TransformerCache:
         if complete and measured and self.on_measured is not None:
             self.on_measured(self, measured)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a cached module has no cache."""
+
     def close(self) -> None:
         """Let go of everything; calls that still arrive pass straight through."""
         self.alive = False

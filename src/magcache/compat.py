@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 __all__ = [
     "begin_index",
     "checkpoint_id",
+    "compiled_call",
     "diffusers_cache",
     "settings",
     "step_index",
@@ -64,6 +65,11 @@ def settings(component: Any) -> dict[str, Any]:
     """A component's configuration; empty if it has none."""
     config = getattr(component, "config", None)
     return dict(config) if isinstance(config, Mapping) else {}
+
+
+def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
+    """What calls the module since `module.compile()`, or None if that was not called."""
+    return vars(module).get("_compiled_call_impl")
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:

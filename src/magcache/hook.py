@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
-from types import MethodType
-from typing import Any
 
 from torch import nn
 
@@ -18,6 +12,7 @@ from magcache.clock import CallClock, Clock
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.errors import CannotCacheError, ConfigError
+from magcache.installation import cache_of, install, uninstall
 from magcache.stack import Stack, find_block_lists
 from magcache.strategy import MagCacheStrategy, MagCacheStrategyRegistry
 
@@ -30,15 +25,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("magcache")
-
-
-@dataclass(frozen=True)
-class _NamedContext:
-    """What magcache reads of diffusers' CacheContext, for releases that have none."""
-
-    name: str
-    step_index: int | None = None
-    num_inference_steps: int | None = None
 
 
 def _strategy_for(
@@ -71,14 +57,6 @@ def stack_of(
     return Stack(inner, find_block_lists(inner, strategy), strategy)
 
 
-def cache_of(module: nn.Module) -> TransformerCache | None:
-    """The cache on this module, if one is applied."""
-    installed = vars(module).get("forward")
-    cache = getattr(installed, "__func__", None)
-    found = getattr(cache, "magcache", None)
-    return found if isinstance(found, TransformerCache) and found.module is module else None
-
-
 def apply_mag_cache_hook(
     transformer: nn.Module,
     config: MagCacheConfig,
@@ -107,7 +85,7 @@ def apply_mag_cache_hook(
     remove_mag_cache_hook(transformer)
     clock = clock or CallClock(config.num_inference_steps)
     cache = TransformerCache(transformer, config, stack, clock, curve, on_measured, name)
-    _install(cache)
+    install(cache)
     return cache
 
 
@@ -116,7 +94,7 @@ def remove_mag_cache_hook(transformer: nn.Module) -> None:
     cache = cache_of(transformer)
     if cache is not None:
         cache.close()
-        _uninstall(transformer)
+        uninstall(cache)
 
 
 def curve_from(config: MagCacheConfig, strategy: MagCacheStrategy) -> MagnitudeCurve | None:
@@ -129,51 +107,3 @@ def curve_from(config: MagCacheConfig, strategy: MagCacheStrategy) -> MagnitudeC
     if isinstance(ratios, str):
         return presets.load(ratios)
     return MagnitudeCurve.from_ratios([float(ratio) for ratio in ratios])
-
-
-def _install(cache: TransformerCache) -> None:
-    module = cache.module
-    own = vars(module).get("forward")
-    plain = own if own is not None else functools.partial(type(module).forward, module)
-
-    @functools.wraps(type(module).forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A deep copy of the module carries this method along, bound to the copy: it runs plainly.
-        if self is not module:
-            return type(self).forward(self, *args, **kwargs)
-        if not cache.alive:
-            return plain(*args, **kwargs)
-        return cache.call(plain, args, kwargs)
-
-    forward.__dict__["magcache"] = cache
-    forward.__dict__["magcache_own"] = own
-    vars(module)["forward"] = MethodType(forward, module)
-    if hasattr(type(module), "cache_context"):
-        vars(module)["cache_context"] = _context_method(cache)
-
-
-def _context_method(cache: TransformerCache) -> MethodType:
-    plain = type(cache.module).cache_context  # type: ignore[attr-defined]
-
-    @functools.wraps(plain)
-    @contextlib.contextmanager
-    def cache_context(self: nn.Module, name: str, **kwargs: Any) -> Iterator[None]:
-        context = _NamedContext(name, kwargs.get("step_index"), kwargs.get("num_inference_steps"))
-        with plain(self, name, **kwargs):
-            if self is not cache.module:
-                yield
-                return
-            with cache.in_context(context):
-                yield
-
-    return MethodType(cache_context, cache.module)
-
-
-def _uninstall(module: nn.Module) -> None:
-    installed: Any = vars(module)["forward"]
-    own = installed.__func__.magcache_own
-    if own is None:
-        del vars(module)["forward"]
-    else:
-        vars(module)["forward"] = own
-    vars(module).pop("cache_context", None)

@@ -21,11 +21,11 @@ from magcache.discovery import denoisers
 from magcache.errors import ConfigError, CurveError
 from magcache.hook import (
     apply_mag_cache_hook,
-    cache_of,
     curve_from,
     remove_mag_cache_hook,
     stack_of,
 )
+from magcache.installation import cache_of
 from magcache.keeper import CurveKeeper
 from magcache.planning import Plan, greedy_plan
 from magcache.store import curve_path, find_curve, fingerprint

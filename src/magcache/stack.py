@@ -261,6 +261,8 @@ class Stack:
         self.module = module
         self.lists = lists
         self.strategy = strategy
+        # Set for a module that is compiled as a whole: watching it is no part of a graph.
+        self.eager: Forward | None = None
         self._passages: dict[tuple[int, frozenset[str]], _Passage] = {}
 
     def walk(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
@@ -297,7 +299,7 @@ class Stack:
         return passage if passage is not None and passage.still_stands() else None
 
     def _learn(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
-        output, route, pairs = learn_route(self.module, self.lists, forward, call)
+        output, route, pairs = learn_route(self.module, self.lists, self.eager or forward, call)
         if route is None:
             return output, None
         self._passages[_kind(call)] = _Passage(self.module, self.lists, route, self.strategy)

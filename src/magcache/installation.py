@@ -1,0 +1,124 @@
+"""What a cache puts on a module's instance: taken off, the instance is what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from magcache import compat
+from magcache.cache import TransformerCache
+
+__all__ = ["cache_of", "install", "uninstall"]
+
+# Where a module keeps its cache. All other attributes are methods bound to the module.
+_CACHE = "_magcache"
+
+
+@dataclass(frozen=True)
+class _NamedContext:
+    """What magcache reads of diffusers' CacheContext, for releases that have none."""
+
+    name: str
+    step_index: int | None = None
+    num_inference_steps: int | None = None
+
+
+def cache_of(module: nn.Module) -> TransformerCache | None:
+    """The cache on this module, if one is applied."""
+    cache = vars(module).get(_CACHE)
+    return cache if isinstance(cache, TransformerCache) else None
+
+
+def install(cache: TransformerCache) -> None:
+    """Send the module's calls through the cache.
+
+    A module that has been compiled as a whole is entered before the compiled call, so that the
+    decision is no part of the graph; compiling it later puts the cache in front again.
+    """
+    module = cache.module
+    vars(module)[_CACHE] = cache
+    compiled = compat.compiled_call(module)
+    inner = cache.stack.module
+    cache.stack.eager = inner.forward if compiled is not None or inner is not module else None
+    if compiled is None:
+        own = vars(module).get("forward")
+        plain = own if own is not None else functools.partial(type(module).forward, module)
+        _put(module, "forward", _entry(cache, plain))
+    else:
+        _put(module, "_compiled_call_impl", _entry(cache, compiled))
+    if hasattr(type(module), "cache_context"):
+        _put(module, "cache_context", _context_method(cache))
+    _put(module, "compile", _compile_method(cache))
+
+
+def uninstall(cache: TransformerCache) -> None:
+    """Take everything off. What another wrapper has buried since passes calls through."""
+    module = cache.module
+    vars(module).pop(_CACHE, None)
+    for name, value in list(vars(module).items()):
+        function = getattr(value, "__func__", None)
+        if getattr(function, "magcache", None) is cache:
+            _take(module, name, value)
+
+
+def _put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    function.__dict__["magcache_own"] = vars(module).get(name)
+    # A bound method follows its module into a deep copy, and there runs the copy plainly.
+    vars(module)[name] = MethodType(function, module)
+
+
+def _take(module: nn.Module, name: str, installed: Any) -> None:
+    own = installed.__func__.magcache_own
+    if own is None:
+        del vars(module)[name]
+    else:
+        vars(module)[name] = own
+
+
+def _entry(cache: TransformerCache, plain: Callable[..., Any]) -> Callable[..., Any]:
+    module = cache.module
+
+    @functools.wraps(type(module).forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self is not module:
+            return type(self).forward(self, *args, **kwargs)
+        if not cache.alive:
+            return plain(*args, **kwargs)
+        return cache.call(plain, args, kwargs)
+
+    forward.__dict__["magcache"] = cache
+    return forward
+
+
+def _context_method(cache: TransformerCache) -> Callable[..., Any]:
+    plain = type(cache.module).cache_context  # type: ignore[attr-defined]
+
+    @functools.wraps(plain)
+    @contextlib.contextmanager
+    def cache_context(self: nn.Module, name: str, **kwargs: Any) -> Iterator[None]:
+        context = _NamedContext(name, kwargs.get("step_index"), kwargs.get("num_inference_steps"))
+        inside = cache.in_context(context) if self is cache.module else contextlib.nullcontext()
+        with plain(self, name, **kwargs), inside:
+            yield
+
+    cache_context.__dict__["magcache"] = cache
+    return cache_context
+
+
+def _compile_method(cache: TransformerCache) -> Callable[..., Any]:
+    @functools.wraps(nn.Module.compile)
+    def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if self is cache.module:
+            uninstall(cache)
+        type(self).compile(self, *args, **kwargs)
+        if self is cache.module:
+            install(cache)
+
+    compile.__dict__["magcache"] = cache
+    return compile
