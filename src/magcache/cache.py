@@ -60,6 +60,12 @@ class StreamStats:
         """Steps at which the stream was called."""
         return self.computed + self.skipped
 
+    @property
+    def as_planned(self) -> bool:
+        """Whether every step at which the stream was called went as planned."""
+        pairs = zip(self.happened, self.plan, strict=True)
+        return all(happened in ("-", planned) for happened, planned in pairs)
+
 
 class TransformerCache:
     """The cache of one transformer: its stack, its streams and what they did."""
@@ -145,6 +151,9 @@ class TransformerCache:
                     self._note(state, step, computed=False)
                     return output
             self._fall_back(state, step, reason)
+        if not self.calibrating:
+            # The new residual takes the old one's memory.
+            state.parts = None
         output, parts = self.stack.walk(forward, call)
         if self.calibrating:
             self._measure(state, step, parts)

@@ -52,7 +52,7 @@ class Stats:
         for name, s in zip(names, self.streams, strict=True):
             counts = f"{s.steps:3d} steps {s.computed:3d} computed {s.skipped:3d} skipped"
             lines.append(f"{name:<{width}} {counts}  {s.happened}")
-            if s.plan != s.happened:
+            if not s.as_planned:
                 lines.append(f"{'':<{width}} {'planned':>{len(counts)}}  {s.plan}")
             lines += [f"  {count} x {reason}" for reason, count in s.fallbacks.items()]
         lines += [f"{count} calls: {reason}" for reason, count in self.plain_calls.items()]
