@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from magcache import compat
 from magcache.calibration import Measurement, Measurements
 from magcache.clock import Clock, Moment
 from magcache.config import MagCacheConfig
@@ -130,12 +131,17 @@ class TransformerCache:
         if moment is None:
             self._unplaced("no run is on that would tell the step; see magcache.enable")
             return forward(*call.args, **call.kwargs)
-        name = self._streams.name(moment, getattr(self._context, "name", None), call)
+        context = getattr(self._context, "name", None)
+        if self._streams.repeats(moment, context):
+            moment = self.clock.catch_up(self._timestep(call)) or moment
+        name = self._streams.name(moment, context, self._carried(call))
         if name is None:
             self._unplaced("the scheduler does not step; enable the pipeline that is run")
             return forward(*call.args, **call.kwargs)
         state = self.states.get(name)
         if state is None:
+            if not self.states:
+                compat.refuse_other_cache(self.stack.module)
             state = self.states[name] = self._new_state(name, moment)
         return self._step(forward, call, state, moment.step)
 
@@ -254,6 +260,17 @@ class TransformerCache:
         self.alive = False
         self._end_run(complete=False)
         self.clock.on_end.remove(self._end_run)
+
+    def _carried(self, call: Call) -> dict[str, torch.Tensor]:
+        """The call's tensors by name, without those that are new at every step."""
+        names = self._signature
+        named = {
+            names[k] if isinstance(k, int) and k < len(names) else str(k): tensor
+            for k, tensor in call.tensors().items()
+        }
+        for varying in (names[0] if names else "", *_TIMESTEP_NAMES):
+            named.pop(varying, None)
+        return named
 
     def _timestep(self, call: Call) -> Any:
         for name in _TIMESTEP_NAMES:

@@ -58,6 +58,9 @@ class Clock(Protocol):
     def called(self) -> None:
         """The call that was read last has been made."""
 
+    def catch_up(self, timestep: Any) -> Moment | None:
+        """The moment of a call that repeats a stream although no step has ended."""
+
     def abort(self) -> None:
         """End the run that is on, if one is."""
 
@@ -82,6 +85,18 @@ class _Runs:
                 listener(complete)
 
 
+@dataclass
+class _Followed:
+    """A scheduler whose `step` is wrapped, and the timesteps of its last run.
+
+    `set_timesteps` makes new timesteps, so they tell runs apart.
+    """
+
+    scheduler: Any
+    wrapper: Any
+    timesteps: Any
+
+
 class SchedulerClock:
     """Follows the schedulers of one or more owners (pipelines, or anything with `.scheduler`).
 
@@ -94,11 +109,11 @@ class SchedulerClock:
         self._runs = _Runs()
         self.on_end = self._runs.on_end
         self._owners: list[Any] = []
-        self._wrapped: list[tuple[Any, Any]] = []
-        # The timesteps of the last run: `set_timesteps` makes new ones, so they tell runs apart.
-        self._timesteps: torch.Tensor | None = None
+        self._followed: list[_Followed] = []
         self._active: Any = None
         self._step = 0
+        self._timesteps: list[float] = []
+        self._caught_up = False
 
     @property
     def owners(self) -> tuple[Any, ...]:
@@ -117,21 +132,36 @@ class SchedulerClock:
 
     def read(self, timestep: Any, context: Any) -> Moment | None:
         self._follow()
-        for scheduler, _ in self._wrapped:
-            timesteps = getattr(scheduler, "timesteps", None)
-            started = getattr(scheduler, "num_inference_steps", None) is not None
-            if started and timesteps is not None and timesteps is not self._timesteps:
-                self._begin(scheduler, timesteps, timestep)
-        timeline = self._runs.timeline
-        if timeline is None:
-            return None
-        return Moment(self._runs.number, self._step, timeline)
+        for followed in self._followed:
+            timesteps = _timesteps(followed.scheduler)
+            if timesteps is not None and timesteps is not followed.timesteps:
+                followed.timesteps = timesteps
+                self._begin(followed.scheduler, timesteps, timestep)
+        return self._moment()
+
+    def catch_up(self, timestep: Any) -> Moment | None:
+        """The moment of this timestep, if it is later than the one that is on.
+
+        For pipelines that step copies of their scheduler only: then a stream is called again while
+        no step has ended.
+        """
+        index = _index_of(timestep, self._timesteps)
+        if self._runs.timeline is not None and index is not None and index > self._step:
+            self._step, self._caught_up = index, True
+        return self._moment()
 
     def called(self) -> None:
         """Nothing to do: steps end with the scheduler's `step`, not with calls."""
 
     def abort(self) -> None:
-        self._runs.end(complete=False)
+        timeline = self._runs.timeline
+        at_end = timeline is not None and self._step == timeline.steps - 1
+        # Where steps are told by timesteps, nothing else says that the last one is over.
+        self._runs.end(complete=self._caught_up and at_end)
+
+    def _moment(self) -> Moment | None:
+        timeline = self._runs.timeline
+        return None if timeline is None else Moment(self._runs.number, self._step, timeline)
 
     def _begin(self, scheduler: Any, timesteps: Any, timestep: Any) -> None:
         values = [float(t) for t in torch.as_tensor(timesteps).tolist()]
@@ -139,10 +169,11 @@ class SchedulerClock:
         if begin is None:
             begin = compat.begin_index(scheduler)
         if begin is None:
-            begin = _index_of(timestep, values)
-        self._active, self._timesteps, self._step = scheduler, timesteps, 0
+            begin = _index_of(timestep, values) or 0
         scale, total = compat.training_timesteps(scheduler), len(values)
-        levels = tuple(value / scale for value in values[begin:])
+        self._active, self._step, self._caught_up = scheduler, 0, False
+        self._timesteps = values[begin:]
+        levels = tuple(value / scale for value in self._timesteps)
         fractions = tuple(i / total for i in range(begin, total))
         if fractions:
             self._runs.start(Timeline(fractions, levels))
@@ -157,15 +188,21 @@ class SchedulerClock:
 
     def _follow(self) -> None:
         held = [getattr(owner, "scheduler", None) for owner in self._owners]
-        current = [scheduler for scheduler in held if scheduler is not None]
-        for scheduler, wrapper in self._wrapped:
-            if not any(scheduler is kept for kept in current):
-                _unwrap(scheduler, wrapper)
-        known = [pair for pair in self._wrapped if any(pair[0] is kept for kept in current)]
-        for scheduler in current:
-            if not any(scheduler is wrapped for wrapped, _ in known):
-                known.append((scheduler, _wrap(scheduler, self._tick)))
-        self._wrapped = known
+        kept = [f for f in self._followed if any(f.scheduler is scheduler for scheduler in held)]
+        for followed in self._followed:
+            if followed not in kept:
+                _unwrap(followed.scheduler, followed.wrapper)
+        for scheduler in held:
+            if scheduler is not None and not any(f.scheduler is scheduler for f in kept):
+                past = _timesteps(scheduler) if compat.is_through(scheduler) else None
+                kept.append(_Followed(scheduler, _wrap(scheduler, self._tick), past))
+        self._followed = kept
+
+
+def _timesteps(scheduler: Any) -> Any:
+    """The timesteps that were set, or None before that."""
+    started = getattr(scheduler, "num_inference_steps", None) is not None
+    return getattr(scheduler, "timesteps", None) if started else None
 
 
 def _wrap(scheduler: Any, tick: Callable[[Any], None]) -> Any:
@@ -241,6 +278,10 @@ class CallClock:
         if last_step and self._calls >= self._calls_per_step:
             self._runs.end(complete=True)
 
+    def catch_up(self, timestep: Any) -> Moment | None:
+        timeline = self._runs.timeline
+        return None if timeline is None else Moment(self._runs.number, self._step, timeline)
+
     def abort(self) -> None:
         self._runs.end(complete=False)
 
@@ -277,12 +318,12 @@ def _value(timestep: Any) -> float | None:
     return float(timestep) if isinstance(timestep, int | float) else None
 
 
-def _index_of(timestep: Any, timesteps: list[float]) -> int:
-    """Place of a call's timestep, which models take as it is or over 1000; 0 if it is none."""
+def _index_of(timestep: Any, timesteps: list[float]) -> int | None:
+    """Place of a call's timestep, which models take as it is or over 1000."""
     value = _value(timestep)
     if value is None:
-        return 0
+        return None
     for index, known in enumerate(timesteps):
         if any(abs(known - v) <= 1e-3 * max(1.0, abs(known)) for v in (value, value * 1000)):
             return index
-    return 0
+    return None

@@ -8,11 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from magcache.errors import CannotCacheError
+
 __all__ = [
     "begin_index",
     "checkpoint_id",
     "compiled_call",
-    "diffusers_cache",
+    "is_through",
+    "refuse_other_cache",
     "settings",
     "step_index",
     "training_timesteps",
@@ -26,6 +29,12 @@ def step_index(scheduler: Any) -> int | None:
     return index if index is not None else getattr(scheduler, "_step_index", None)
 
 
+def is_through(scheduler: Any) -> bool:
+    """Whether the scheduler has made all its steps."""
+    index = step_index(scheduler)
+    return index is not None and index >= len(scheduler.timesteps)
+
+
 def begin_index(scheduler: Any) -> int | None:
     """Where the pipeline told the scheduler to begin (image-to-image), if it did."""
     index = getattr(scheduler, "begin_index", None)
@@ -37,7 +46,17 @@ def training_timesteps(scheduler: Any) -> float:
     return float(settings(scheduler).get("num_train_timesteps") or 1000)
 
 
-def diffusers_cache(module: nn.Module) -> str | None:
+def refuse_other_cache(module: nn.Module) -> None:
+    """Raise `CannotCacheError` if one of diffusers' own caches is on this module."""
+    other = _diffusers_cache(module)
+    if other is not None:
+        raise CannotCacheError(
+            f"{type(module).__name__} has diffusers' {other}, and two caches would reuse each "
+            "other's results; take one off (transformer.disable_cache() or magcache.disable)"
+        )
+
+
+def _diffusers_cache(module: nn.Module) -> str | None:
     """Name of the diffusers cache that is on this module or on its blocks, if any."""
     config = getattr(module, "_cache_config", None)
     if config is not None:

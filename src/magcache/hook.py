@@ -11,7 +11,7 @@ from magcache.cache import MeasuredListener, TransformerCache
 from magcache.clock import CallClock, Clock
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
-from magcache.errors import CannotCacheError, ConfigError
+from magcache.errors import ConfigError
 from magcache.installation import cache_of, install, uninstall
 from magcache.stack import Stack, find_block_lists
 from magcache.strategy import MagCacheStrategy, MagCacheStrategyRegistry
@@ -48,12 +48,7 @@ def stack_of(
     """The transformer's stack; raises `CannotCacheError` without one, or if a cache is on."""
     strategy = _strategy_for(transformer, config, strategy)
     inner = compat.unwrap_compiled(transformer)
-    other = compat.diffusers_cache(inner)
-    if other is not None:
-        raise CannotCacheError(
-            f"{type(inner).__name__} already has diffusers' {other}; take that off first "
-            "(transformer.disable_cache())"
-        )
+    compat.refuse_other_cache(inner)
     return Stack(inner, find_block_lists(inner, strategy), strategy)
 
 

@@ -13,7 +13,6 @@ import torch
 from magcache.clock import Moment, Timeline
 from magcache.planning import Plan
 from magcache.stack import ResidualParts
-from magcache.standin import Call, Key
 
 __all__ = ["MagCacheState", "Streams"]
 
@@ -81,11 +80,15 @@ class MagCacheState:
 class _Carried:
     """The tensors that a stream's last call carried, and which of them the call before did too."""
 
-    last: dict[Key, weakref.ref[torch.Tensor]]
-    stable: set[Key]
+    last: dict[str, weakref.ref[torch.Tensor]]
+    stable: set[str]
 
-    def same(self, tensors: dict[Key, torch.Tensor]) -> set[Key]:
+    def same(self, tensors: dict[str, torch.Tensor]) -> set[str]:
         return {k for k, ref in self.last.items() if k in tensors and ref() is tensors[k]}
+
+    def contradicts(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether the call lacks what this stream has carried more than once."""
+        return not self.stable <= self.same(tensors)
 
 
 class Streams:
@@ -94,7 +97,7 @@ class Streams:
     By the cache context's name where the pipeline sets one. Else by the call's place among those of
     its step, corrected by what the calls carry: a prompt's tensors are the same objects at every
     step, so a call that carries another stream's is that stream, also where guidance is off for a
-    while and calls are missing. A call that lacks what its stream has always carried is a new one.
+    while and calls are missing. A call that carries others in their place is a new stream.
     """
 
     def __init__(self) -> None:
@@ -108,31 +111,34 @@ class Streams:
         self._called.clear()
         self._carried.clear()
 
-    def name(self, moment: Moment, context: str | None, call: Call) -> str | None:
-        """The stream of this call, or None where a step has more calls than can be."""
+    def repeats(self, moment: Moment, context: str | None) -> bool:
+        """Whether the context's stream has been called at this step already."""
+        return (moment.run, moment.step) == self._step and context in self._called
+
+    def name(
+        self, moment: Moment, context: str | None, carried: dict[str, torch.Tensor]
+    ) -> str | None:
+        """The stream of this call, or None where a step has more calls than can be.
+
+        `carried` are the tensors that could be a prompt's: all but the sample and the timestep.
+        """
         if (moment.run, moment.step) != self._step:
             self._step = (moment.run, moment.step)
             self._called.clear()
         if len(self._called) >= _MOST_STREAMS:
             return None
-        name = self._by_call(call) if context is None else _first_free(context, self._called)
+        name = self._by_call(carried) if context is None else _first_free(context, self._called)
         self._called.add(name)
         return name
 
-    def _by_call(self, call: Call) -> str:
-        tensors = call.tensors()
-        same = {
-            name: carried.same(tensors)
-            for name, carried in self._carried.items()
-            if name not in self._called
-        }
-        fitting = {n: len(k) for n, k in same.items() if not self._carried[n].stable - k}
+    def _by_call(self, tensors: dict[str, torch.Tensor]) -> str:
+        free = {n: c for n, c in self._carried.items() if n not in self._called}
+        fitting = {n: len(c.same(tensors)) for n, c in free.items() if not c.contradicts(tensors)}
         # The first of the best: streams stand in the order of their first calls.
         best = max(fitting, key=lambda n: fitting[n], default=None)
         name = _first_free("", self._carried) if best is None else best
-        self._carried[name] = _Carried(
-            {k: weakref.ref(v) for k, v in tensors.items()}, same.get(name, set())
-        )
+        stable = self._carried[name].same(tensors) if best is not None else set()
+        self._carried[name] = _Carried({k: weakref.ref(v) for k, v in tensors.items()}, stable)
         return name
 
 
