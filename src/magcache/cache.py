@@ -19,7 +19,7 @@ from magcache.clock import Clock, Moment
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.planning import Plan, greedy_plan
-from magcache.stack import ResidualMisfitError, ResidualParts, Stack
+from magcache.stack import ResidualMisfitError, ResidualParts, Stack, kind_of
 from magcache.standin import Call
 from magcache.state import MagCacheState, Streams
 
@@ -29,9 +29,6 @@ logger = logging.getLogger("magcache")
 
 Forward = Callable[..., Any]
 MeasuredListener = Callable[["TransformerCache", dict[str, Measurements]], None]
-
-# Names under which forwards take the timestep, likeliest first.
-_TIMESTEP_NAMES = ("timestep", "timesteps", "t", "sigma")
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,7 @@ class TransformerCache:
         self._context: Any = None
         self._said: set[str] = set()
         self._signature = list(inspect.signature(type(stack.module).forward).parameters)[1:]
+        self._timestep_name = _timestep_name(self._signature)
         clock.on_end.append(self._end_run)
 
     @property
@@ -134,7 +132,7 @@ class TransformerCache:
         context = getattr(self._context, "name", None)
         if self._streams.repeats(moment, context):
             moment = self.clock.catch_up(self._timestep(call)) or moment
-        name = self._streams.name(moment, context, self._carried(call))
+        name, sure = self._streams.name(moment, context, kind_of(call), self._carried(call))
         if name is None:
             self._unplaced("the scheduler does not step; enable the pipeline that is run")
             return forward(*call.args, **call.kwargs)
@@ -143,6 +141,8 @@ class TransformerCache:
             if not self.states:
                 compat.refuse_other_cache(self.stack.module)
             state = self.states[name] = self._new_state(name, moment)
+        if not sure and not self.calibrating:
+            state.parts = None
         return self._step(forward, call, state, moment.step)
 
     def _step(self, forward: Forward, call: Call, state: MagCacheState, step: int) -> Any:
@@ -203,7 +203,8 @@ class TransformerCache:
         state.fallbacks[reason] += 1
         state.breaks.add(step)
         state.plan = self._plan(state)
-        self._warn(f"stream {state.stream}, step {step} is computed, not skipped: {reason}")
+        message = f"stream {state.stream}, step {step} is computed, not skipped: {reason}"
+        self._warn(message, once=f"{state.stream}: {reason}")
 
     def _measure(self, state: MagCacheState, step: int, parts: ResidualParts | None) -> None:
         measured = self._measuring.setdefault(state.stream, Measurements(state.timeline))
@@ -268,29 +269,27 @@ class TransformerCache:
             names[k] if isinstance(k, int) and k < len(names) else str(k): tensor
             for k, tensor in call.tensors().items()
         }
-        for varying in (names[0] if names else "", *_TIMESTEP_NAMES):
+        for varying in (*names[:1], self._timestep_name):
             named.pop(varying, None)
         return named
 
     def _timestep(self, call: Call) -> Any:
-        for name in _TIMESTEP_NAMES:
-            if name in call.kwargs:
-                return call.kwargs[name]
-            if name in self._signature[: len(call.args)]:
-                return call.args[self._signature.index(name)]
-        return None
+        name = self._timestep_name
+        if name in self._signature[: len(call.args)]:
+            return call.args[self._signature.index(name)]
+        return call.kwargs.get(name)
 
     def _unplaced(self, reason: str) -> None:
         self.unplaced[reason] += 1
         self._warn(f"a call is computed plainly: {reason}")
 
-    def _warn(self, message: str) -> None:
-        self._say(message, logging.WARNING)
+    def _warn(self, message: str, once: str | None = None) -> None:
+        self._say(message, logging.WARNING, once)
 
-    def _say(self, message: str, level: int = logging.INFO) -> None:
-        """Say a thing once, however often it happens: stats count it."""
-        if message not in self._said:
-            self._said.add(message)
+    def _say(self, message: str, level: int = logging.INFO, once: str | None = None) -> None:
+        """Say a thing once, however often it happens: stats count it. `once` tells what is one."""
+        if (once or message) not in self._said:
+            self._said.add(once or message)
             logger.log(level, "%s: %s", self.name, message)
 
     @contextlib.contextmanager
@@ -301,3 +300,10 @@ class TransformerCache:
             yield
         finally:
             self._context = before
+
+
+def _timestep_name(arguments: list[str]) -> str:
+    """The argument that takes the timestep: by its usual names, else the first that sounds so."""
+    exact = [name for name in ("timestep", "timesteps", "t", "sigma") if name in arguments]
+    alike = [name for word in ("timestep", "time") for name in arguments if word in name]
+    return next(iter(exact + alike), "timestep")

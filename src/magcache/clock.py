@@ -114,6 +114,7 @@ class SchedulerClock:
         self._step = 0
         self._timesteps: list[float] = []
         self._caught_up = False
+        self._begun_at = 0
 
     @property
     def owners(self) -> tuple[Any, ...]:
@@ -150,6 +151,13 @@ class SchedulerClock:
             self._step, self._caught_up = index, True
         return self._moment()
 
+    def expect(self, owner: Any) -> None:
+        """The owner's loop is about to begin: its first call begins a run, and no other does."""
+        self._follow()
+        for followed in self._followed:
+            expected = followed.scheduler is getattr(owner, "scheduler", None)
+            followed.timesteps = None if expected else _timesteps(followed.scheduler)
+
     def called(self) -> None:
         """Nothing to do: steps end with the scheduler's `step`, not with calls."""
 
@@ -172,6 +180,7 @@ class SchedulerClock:
             begin = _index_of(timestep, values) or 0
         scale, total = compat.training_timesteps(scheduler), len(values)
         self._active, self._step, self._caught_up = scheduler, 0, False
+        self._begun_at = begin
         self._timesteps = values[begin:]
         levels = tuple(value / scale for value in self._timesteps)
         fractions = tuple(i / total for i in range(begin, total))
@@ -182,7 +191,9 @@ class SchedulerClock:
         timeline = self._runs.timeline
         if scheduler is not self._active or timeline is None:
             return
-        self._step += 1
+        # A pipeline may take a step twice and put the index back in between (Cosmos).
+        index = compat.step_index(scheduler)
+        self._step = self._step + 1 if index is None else index - self._begun_at
         if self._step >= timeline.steps:
             self._runs.end(complete=True)
 

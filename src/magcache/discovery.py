@@ -16,8 +16,8 @@ __all__ = ["denoisers"]
 def denoisers(target: Any) -> dict[str, nn.Module]:
     """The denoising transformers of a pipeline by component name, or a bare transformer.
 
-    Of a pipeline: components called transformer, transformer_2, ..., and those for whose class a
-    strategy is registered. Raises `CannotCacheError` that lists the components if there is none.
+    Of a pipeline: components called transformer, transformer_2, ... or prior, and those for whose
+    class a strategy is registered. Raises `CannotCacheError`, which lists the components, for none.
     """
     if isinstance(target, nn.Module):
         return {"transformer": target}
@@ -37,6 +37,8 @@ def denoisers(target: Any) -> dict[str, nn.Module]:
 
 def _denoises(name: str, module: nn.Module) -> bool:
     class_name = type(compat.unwrap_compiled(module)).__name__
-    return name.startswith("transformer") or (
-        MagCacheStrategyRegistry.get_if_exists(class_name) is not None
+    return (
+        name.startswith("transformer")
+        or name == "prior"
+        or (MagCacheStrategyRegistry.get_if_exists(class_name) is not None)
     )

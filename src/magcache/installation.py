@@ -16,8 +16,9 @@ from magcache.cache import TransformerCache
 
 __all__ = ["cache_of", "install", "uninstall"]
 
-# Where a module keeps its cache. All other attributes are methods bound to the module.
+# Where a module keeps its cache, and which of its methods are wrapped.
 _CACHE = "_magcache"
+_METHODS = ("forward", "_compiled_call_impl", "cache_context", "compile")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ def uninstall(cache: TransformerCache) -> None:
     """Take everything off. What another wrapper has buried since passes calls through."""
     module = cache.module
     vars(module).pop(_CACHE, None)
-    for name, value in list(vars(module).items()):
-        function = getattr(value, "__func__", None)
-        if getattr(function, "magcache", None) is cache:
-            _take(module, name, value)
+    for name in _METHODS:
+        installed = vars(module).get(name)
+        if getattr(getattr(installed, "__func__", None), "magcache", None) is cache:
+            _take(module, name, installed)
 
 
 def _put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:

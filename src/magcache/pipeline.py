@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def enable(
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
         if owner is target:
-            rundown.watch(target, clock.abort)
+            rundown.watch(target, functools.partial(clock.expect, target), clock.abort)
     return Enabled(target)
 
 

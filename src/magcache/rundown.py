@@ -1,4 +1,4 @@
-"""Notices that a pipeline's call is over, however it ends, by its progress bar."""
+"""Notices a pipeline's denoising loop, and that it is over however it ends, by the progress bar."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Watched:
             self._end()
 
 
-def watch(pipeline: Any, end: Callable[[], None]) -> None:
-    """Call `end` whenever the pipeline's outermost progress bar closes.
+def watch(pipeline: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Call `begin` and `end` when the pipeline's outermost progress bar opens and closes.
 
     Diffusers' loops run inside `self.progress_bar(...)`, which an exception closes as well. The
     method is wrapped on the instance; `unwatch` takes that off.
@@ -56,6 +56,8 @@ def watch(pipeline: Any, end: Callable[[], None]) -> None:
         else:
             bar = plain(self, total=total)
             bar.close = _once(bar.close, closed)
+        if not bars_open and self is pipeline:
+            begin()
         bars_open += 1
         return bar
 

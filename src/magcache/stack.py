@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from magcache.errors import CannotCacheError
+from magcache.learning import learn_route
 from magcache.outputs import output_tensors, replace_output
-from magcache.route import OUTPUT, Exit, Route, Source, learn_route
+from magcache.route import OUTPUT, Exit, Route, Source
 from magcache.standin import (
     Call,
-    Key,
     StandIn,
     is_block_list,
+    parts_of,
+    place_of,
     standing_in,
     stepped_over,
     walked,
@@ -30,17 +32,20 @@ __all__ = [
     "ResidualParts",
     "Stack",
     "find_block_lists",
+    "kind_of",
 ]
 
 Forward = Callable[..., Any]
+Kind = tuple[int, frozenset[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True)
 class ResidualParts:
-    """A residual and the dtypes of the values that it was taken from."""
+    """A residual, the dtypes of the values it was taken from, and the kind of call it is of."""
 
     tensors: tuple[torch.Tensor, ...]
     dtypes: tuple[torch.dtype, ...]
+    kind: Kind = (0, frozenset())
 
 
 class ResidualMisfitError(Exception):
@@ -49,14 +54,12 @@ class ResidualMisfitError(Exception):
 
 def find_block_lists(module: nn.Module, strategy: MagCacheStrategy) -> tuple[str, ...]:
     """Names of the direct children that make up the stack, or an error that says what was found."""
-    lists = [name for name, child in module.named_children() if is_block_list(child)]
-    if strategy.block_classes:
-        wanted = tuple(strategy.block_classes)
-        lists = [
-            name
-            for name in lists
-            if any(isinstance(b, wanted) for b in module._modules[name])  # type: ignore[union-attr]
-        ]
+    wanted = tuple(strategy.block_classes) or (nn.Module,)
+    lists = [
+        name
+        for name, part in parts_of(module)
+        if is_block_list(part) and any(isinstance(block, wanted) for block in part.children())
+    ]
     if not lists:
         children = ", ".join(f"{n} ({type(c).__name__})" for n, c in module.named_children())
         raise CannotCacheError(
@@ -109,12 +112,12 @@ class _Crossing:
 
 
 def _cross(
-    exit: Exit, offset: int, values: dict[Key, Any], crossing: _Crossing, strategy: MagCacheStrategy
-) -> dict[Key, torch.Tensor]:
+    exit: Exit, offset: int, values: dict[Any, Any], crossing: _Crossing, strategy: MagCacheStrategy
+) -> dict[Any, torch.Tensor]:
     """Pass one exit; returns the values to go on with. `offset` is its place in the residual."""
     arguments = [values[key] for key in exit.arguments]
     if crossing.residual is not None:
-        added = _add(arguments, crossing.residual, offset, strategy)
+        added = _add(exit, arguments, crossing.residual, offset, strategy)
         return dict(zip(exit.arguments, added, strict=True))
     if crossing.replay:
         computed = crossing.values[offset : offset + len(arguments)]
@@ -128,11 +131,13 @@ def _cross(
     for argument, source in zip(arguments, exit.sources, strict=True):
         assert source is not None
         entered = crossing.heads[source.blocks, source.block].entered[source]
-        crossing.parts.append(strategy.compute_residual(argument, entered))
+        base = source.base(entered, argument)
+        crossing.parts.append(strategy.compute_residual(argument, base))
     return {}
 
 
 def _add(
+    exit: Exit,
     arguments: list[torch.Tensor],
     residual: ResidualParts,
     offset: int,
@@ -140,14 +145,15 @@ def _add(
 ) -> tuple[torch.Tensor, ...]:
     parts = residual.tensors[offset : offset + len(arguments)]
     dtypes = residual.dtypes[offset : offset + len(arguments)]
-    for argument, part, dtype in zip(arguments, parts, dtypes, strict=True):
+    for argument, part, dtype in zip(arguments, parts, exit.dtypes, strict=True):
         if argument.shape != part.shape or argument.dtype != dtype:
             raise ResidualMisfitError(
-                f"residual of {tuple(part.shape)} from {dtype}, "
+                f"residual of {tuple(part.shape)} onto {dtype}, "
                 f"hidden states of {tuple(argument.shape)} in {argument.dtype}"
             )
     # Offloading and device maps may have moved the hidden states since.
     parts = tuple(p.to(a.device) for p, a in zip(parts, arguments, strict=True))
+    arguments = [a.to(dtype) for a, dtype in zip(arguments, dtypes, strict=True)]
     if len(arguments) == 2:
         return strategy.apply_residual_tuple(arguments[0], arguments[1], parts)
     pairs = zip(arguments, parts, strict=True)
@@ -190,6 +196,7 @@ class _Passage:
     def __init__(
         self, module: nn.Module, lists: tuple[str, ...], route: Route, strategy: MagCacheStrategy
     ) -> None:
+        self.lists = lists
         self.route = route
         self.strategy = strategy
         self.crossing = _Crossing(measured=route.measured)
@@ -201,7 +208,7 @@ class _Passage:
         children = dict.fromkeys(exit.child for exit in route.exits if exit.child != OUTPUT)
         self.tails = {
             child: MagCacheBlockHook(
-                _child(module, child),
+                module.get_submodule(child),
                 tuple((e, offsets[e]) for e in route.exits if e.child == child),
                 self.crossing,
                 strategy,
@@ -209,24 +216,24 @@ class _Passage:
             for child in children
         }
         self.over: dict[str, nn.Module] = {
-            name: stepped_over(_child(module, name)) for name in lists
+            name: stepped_over(module.get_submodule(name)) for name in lists
         }
         self.walk: dict[str, nn.Module] = {}
         if not route.measured:
             self._stand_heads(module)
-        self.stands_for = [(module, name, _child(module, name)) for name in (*lists, *children)]
-        self.stands_for += [
-            (_child(module, name), key, head.inner)
-            for (name, key), head in self.crossing.heads.items()
+        heads = {f"{name}.{key}": h.inner for (name, key), h in self.crossing.heads.items()}
+        own = {name: module.get_submodule(name) for name in (*lists, *children)}
+        self.stands_for = [
+            (*place_of(module, path), part) for path, part in {**own, **heads}.items()
         ]
 
     def _stand_heads(self, module: nn.Module) -> None:
         sources = {source for exit in self.route.exits for source in exit.sources if source}
         for name in {source.blocks for source in sources}:
-            blocks = _child(module, name)
+            blocks = module.get_submodule(name)
             for key in {source.block for source in sources if source.blocks == name}:
                 own = tuple(s for s in sources if (s.blocks, s.block) == (name, key))
-                self.crossing.heads[name, key] = MagCacheHeadHook(_child(blocks, key), own)
+                self.crossing.heads[name, key] = MagCacheHeadHook(blocks.get_submodule(key), own)
             heads = {k: hook for (n, k), hook in self.crossing.heads.items() if n == name}
             self.walk[name] = walked(blocks, heads)
 
@@ -243,7 +250,7 @@ class _Passage:
             output = forward(*call.args, **call.kwargs)
         for exit, offset in self.offsets.items():
             if exit.child == OUTPUT:
-                tensors: dict[Key, Any] = dict(output_tensors(output))
+                tensors: dict[Any, Any] = dict(output_tensors(output))
                 values = _cross(exit, offset, tensors, self.crossing, self.strategy)
                 output = replace_output(output, values) if values else output
         return output
@@ -263,7 +270,13 @@ class Stack:
         self.strategy = strategy
         # Set for a module that is compiled as a whole: watching it is no part of a graph.
         self.eager: Forward | None = None
-        self._passages: dict[tuple[int, frozenset[str]], _Passage] = {}
+        self._passages: dict[Kind, _Passage] = {}
+
+    @property
+    def walked_lists(self) -> tuple[str, ...]:
+        """The lists that calls so far have looped over, of the candidates."""
+        known = {name for passage in self._passages.values() for name in passage.lists}
+        return tuple(name for name in self.lists if name in known)
 
     def walk(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
         """Compute the call; returns its output and the residual.
@@ -278,41 +291,47 @@ class Stack:
             output = passage.run(self.module, passage.walk, forward, call)
             if crossing.measured:
                 crossing.replay = True
-                passage.run(self.module, passage.over, forward, call)
-            return output, ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes))
+                passage.run(self.module, passage.over, forward, passage.route.stepped(call))
+            return output, ResidualParts(
+                tuple(crossing.parts), tuple(crossing.dtypes), kind_of(call)
+            )
         finally:
             crossing.clear()
 
     def step_over(self, forward: Forward, call: Call, residual: ResidualParts) -> Any:
         """Skip the call's blocks and add `residual`, or raise `ResidualMisfitError`."""
         passage = self._passage(call)
-        if passage is None:
-            raise ResidualMisfitError("a call with other arguments than any computed one")
+        if passage is None or residual.kind != kind_of(call):
+            raise ResidualMisfitError("the call gives other arguments than the computed one did")
         passage.crossing.residual = residual
         try:
-            return passage.run(self.module, passage.over, forward, call)
+            return passage.run(self.module, passage.over, forward, passage.route.stepped(call))
         finally:
             passage.crossing.clear()
 
     def _passage(self, call: Call) -> _Passage | None:
-        passage = self._passages.get(_kind(call))
+        passage = self._passages.get(kind_of(call))
         return passage if passage is not None and passage.still_stands() else None
 
     def _learn(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
-        output, route, pairs = learn_route(self.module, self.lists, self.eager or forward, call)
-        if route is None:
-            return output, None
-        self._passages[_kind(call)] = _Passage(self.module, self.lists, route, self.strategy)
-        values, bases = pairs[0::2], pairs[1::2]
-        parts = [self.strategy.compute_residual(v, b) for v, b in zip(values, bases, strict=True)]
-        return output, ResidualParts(tuple(parts), tuple(value.dtype for value in values))
+        learned = learn_route(self.module, self.lists, self.eager or forward, call)
+        if learned.route is None:
+            return learned.output, None
+        passage = _Passage(self.module, learned.lists, learned.route, self.strategy)
+        self._passages[kind_of(call)] = passage
+        pairs = zip(learned.values, learned.bases, strict=True)
+        parts = tuple(self.strategy.compute_residual(value, base) for value, base in pairs)
+        dtypes = tuple(value.dtype for value in learned.values)
+        return learned.output, ResidualParts(parts, dtypes, kind_of(call))
 
 
-def _kind(call: Call) -> tuple[int, frozenset[str]]:
-    return len(call.args), frozenset(k for k, v in call.kwargs.items() if v is not None)
+def kind_of(call: Call) -> Kind:
+    """What a route may depend on: which arguments are given, tensors' dtypes, modes and flags."""
+    named = ((k, _sort(v)) for k, v in call.kwargs.items() if v is not None)
+    return len(call.args), frozenset([*enumerate(map(_sort, call.args)), *named])
 
 
-def _child(module: nn.Module, name: str) -> nn.Module:
-    child = module._modules[name]
-    assert child is not None
-    return child
+def _sort(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return value if isinstance(value, str | bool) else type(value)

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Call", "StandIn", "is_block_list", "standing_in", "stepped_over", "walked"]
+__all__ = [
+    "Call",
+    "StandIn",
+    "Watched",
+    "is_block_list",
+    "parts_of",
+    "place_of",
+    "standing_in",
+    "stepped_over",
+    "walked",
+]
 
 Key = int | str
 
@@ -33,9 +44,39 @@ class Call:
     def __getitem__(self, key: Key) -> Any:
         return self.args[key] if isinstance(key, int) else self.kwargs[key]
 
+    def lists(self) -> list[Key]:
+        """The arguments that are lists."""
+        pairs: list[tuple[Key, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        return [key for key, value in pairs if type(value) is list]
+
+    def copied(self) -> Call:
+        """The same call with lists and dictionaries of its own: forwards take things out."""
+        args = tuple(_copied(value) for value in self.args)
+        return Call(args, {key: _copied(value) for key, value in self.kwargs.items()})
+
+    def shaken(self) -> Call:
+        """The same call with every floating-point tensor, nested ones too, changed a little."""
+        noise = torch.Generator().manual_seed(0)
+        return Call(_shaken(self.args, noise), _shaken(self.kwargs, noise))
+
     def replaced(self, values: Mapping[Key, Any]) -> Call:
         args = tuple(values.get(i, value) for i, value in enumerate(self.args))
         return Call(args, {k: values.get(k, value) for k, value in self.kwargs.items()})
+
+
+def _copied(value: Any) -> Any:
+    return type(value)(value) if type(value) in (list, dict) else value
+
+
+def _shaken(value: Any, noise: torch.Generator) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        change = torch.rand(value.shape, generator=noise).to(value.device, value.dtype)
+        return value + 0.1 * change
+    if isinstance(value, dict):
+        return {key: _shaken(member, noise) for key, member in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_shaken(member, noise) for member in value)
+    return value
 
 
 class StandIn(nn.Module):
@@ -60,6 +101,7 @@ class _SteppedOver:
     """
 
     _modules: dict[str, nn.Module]
+    stand_ins: Mapping[str, StandIn]
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter(())
@@ -68,7 +110,7 @@ class _SteppedOver:
         return 0
 
     def __getitem__(self, index: Any) -> Any:
-        return self if isinstance(index, slice) else list(self._modules.values())[index]
+        return self if isinstance(index, slice) else _members(self)[index]
 
 
 class _Walked:
@@ -77,15 +119,16 @@ class _Walked:
     _modules: dict[str, nn.Module]
     stand_ins: Mapping[str, StandIn]
 
-    def _members(self) -> list[nn.Module]:
-        return [self.stand_ins.get(key, block) for key, block in self._modules.items()]
-
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._members())
+        return iter(_members(self))
 
     def __getitem__(self, index: Any) -> Any:
-        members = self._members()[index]
+        members = _members(self)[index]
         return nn.ModuleList(members) if isinstance(members, list) else members
+
+
+def _members(view: _SteppedOver | _Walked) -> list[nn.Module]:
+    return [view.stand_ins.get(key, block) for key, block in view._modules.items()]
 
 
 class _SteppedOverList(_SteppedOver, nn.ModuleList):  # type: ignore[misc]
@@ -104,43 +147,75 @@ class _WalkedSequential(_Walked, nn.Sequential):  # type: ignore[misc]
     pass
 
 
-def is_block_list(module: nn.Module | None) -> bool:
-    """Whether this child may be a list of blocks: a non-empty list whose members have parts.
+def is_block_list(module: nn.Module) -> bool:
+    """Whether this may be a list of blocks: its members can be called and have modules inside.
 
-    Lists of bare layers (projections, norms) are not: a block has modules inside.
+    Lists of bare layers (projections, norms) are not.
     """
     return (
         isinstance(module, nn.ModuleList | nn.Sequential)
         and len(module) > 0
-        and all(any(True for _ in block.children()) for block in module)
+        and all(can_be_called(block) and any(True for _ in block.children()) for block in module)
         and (isinstance(module, nn.ModuleList) or len({type(block) for block in module}) == 1)
     )
 
 
-def stepped_over(blocks: nn.Module) -> nn.Module:
-    """A view of `blocks` that loops find empty."""
-    view = _SteppedOverSequential() if isinstance(blocks, nn.Sequential) else _SteppedOverList()
-    view._modules = blocks._modules  # type: ignore[assignment]
+def can_be_called(module: nn.Module) -> bool:
+    """Whether the module has a forward; lists and dictionaries of modules have none."""
+    return type(module).forward is not nn.Module.forward
+
+
+def parts_of(module: nn.Module, at: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The children that a forward can use, by path: block lists, and modules that can be called.
+
+    Looks into containers that cannot be called themselves (a ModuleDict of lists, say).
+    """
+    for name, child in module.named_children():
+        path = f"{at}{name}"
+        if is_block_list(child) or can_be_called(child):
+            yield path, child
+        else:
+            yield from parts_of(child, f"{path}.")
+
+
+def stepped_over(blocks: nn.Module, stand_ins: Mapping[str, StandIn] = MappingProxyType({})) -> Any:
+    """A view of `blocks` that loops find empty; an index finds `stand_ins` or the true blocks."""
+    view: Any = (
+        _SteppedOverSequential() if isinstance(blocks, nn.Sequential) else _SteppedOverList()
+    )
+    return _view(view, blocks, stand_ins)
+
+
+def walked(blocks: nn.Module, stand_ins: Mapping[str, StandIn]) -> Any:
+    """A view of `blocks` with stand-ins at the given keys."""
+    kind = _WalkedSequential if isinstance(blocks, nn.Sequential) else _WalkedList
+    return _view(kind(), blocks, stand_ins)
+
+
+def _view(view: Any, blocks: nn.Module, stand_ins: Mapping[str, StandIn]) -> Any:
+    view._modules = blocks._modules
+    view.__dict__["stand_ins"] = stand_ins
     return view
 
 
-def walked(blocks: nn.Module, stand_ins: Mapping[str, StandIn]) -> nn.Module:
-    """A view of `blocks` with stand-ins at the given keys."""
-    view: Any = _WalkedSequential() if isinstance(blocks, nn.Sequential) else _WalkedList()
-    view._modules = blocks._modules
-    view.__dict__["stand_ins"] = stand_ins
-    return view  # type: ignore[no-any-return]
+def place_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The parent and the key of what is at a path (`blocks`, `mode_blocks.image`)."""
+    parent, _, key = path.rpartition(".")
+    return (module.get_submodule(parent) if parent else module), key
 
 
 @contextmanager
-def standing_in(module: nn.Module, children: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put `children` in the place of the module's own of these names, and put those back after."""
-    own = {name: module._modules[name] for name in children}
-    module._modules.update(children)
+def standing_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put `parts` in the places of the module's own at these paths, and put those back after."""
+    places = [(*place_of(module, path), part) for path, part in parts.items()]
+    own = [parent._modules[key] for parent, key, _ in places]
+    for parent, key, part in places:
+        parent._modules[key] = part
     try:
         yield
     finally:
-        module._modules.update(own)
+        for (parent, key, _), former in zip(places, own, strict=True):
+            parent._modules[key] = former
 
 
 class Watched(StandIn):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -80,15 +81,22 @@ class MagCacheState:
 class _Carried:
     """The tensors that a stream's last call carried, and which of them the call before did too."""
 
+    kind: Any
     last: dict[str, weakref.ref[torch.Tensor]]
-    stable: set[str]
+    stable: set[str] | None = None
 
     def same(self, tensors: dict[str, torch.Tensor]) -> set[str]:
         return {k for k, ref in self.last.items() if k in tensors and ref() is tensors[k]}
 
     def contradicts(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Whether the call lacks what this stream has carried more than once."""
-        return not self.stable <= self.same(tensors)
+        return self.stable is not None and not self.stable <= self.same(tensors)
+
+    def leaves_doubt(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether a stream's second call may be another stream's: what it carried is elsewhere."""
+        return self.stable is None and any(
+            ref() is not None and ref() is not tensors.get(k) for k, ref in self.last.items()
+        )
 
 
 class Streams:
@@ -96,8 +104,8 @@ class Streams:
 
     By the cache context's name where the pipeline sets one. Else by the call's place among those of
     its step, corrected by what the calls carry: a prompt's tensors are the same objects at every
-    step, so a call that carries another stream's is that stream, also where guidance is off for a
-    while and calls are missing. A call that carries others in their place is a new stream.
+    step, so a call that carries another stream's is that stream, also on steps where guidance is
+    off and calls are missing. A call that carries others in their place is a new stream.
     """
 
     def __init__(self) -> None:
@@ -116,9 +124,9 @@ class Streams:
         return (moment.run, moment.step) == self._step and context in self._called
 
     def name(
-        self, moment: Moment, context: str | None, carried: dict[str, torch.Tensor]
-    ) -> str | None:
-        """The stream of this call, or None where a step has more calls than can be.
+        self, moment: Moment, context: str | None, kind: Any, carried: dict[str, torch.Tensor]
+    ) -> tuple[str | None, bool]:
+        """The stream of this call and whether that is sure; no stream where calls are too many.
 
         `carried` are the tensors that could be a prompt's: all but the sample and the timestep.
         """
@@ -126,20 +134,32 @@ class Streams:
             self._step = (moment.run, moment.step)
             self._called.clear()
         if len(self._called) >= _MOST_STREAMS:
-            return None
-        name = self._by_call(carried) if context is None else _first_free(context, self._called)
+            return None, True
+        if context is None:
+            name, sure = self._by_call(kind, carried)
+        else:
+            name, sure = _first_free(context, self._called), True
         self._called.add(name)
-        return name
+        return name, sure
 
-    def _by_call(self, tensors: dict[str, torch.Tensor]) -> str:
+    def _by_call(self, kind: Any, tensors: dict[str, torch.Tensor]) -> tuple[str, bool]:
         free = {n: c for n, c in self._carried.items() if n not in self._called}
-        fitting = {n: len(c.same(tensors)) for n, c in free.items() if not c.contradicts(tensors)}
+        # A call of another kind (a pass that only fills a cache, say) is likely another stream.
+        fitting = {
+            n: (c.kind == kind, len(c.same(tensors)))
+            for n, c in free.items()
+            if not c.contradicts(tensors)
+        }
+        last = {k: weakref.ref(v) for k, v in tensors.items()}
+        if not fitting:
+            name = _first_free("", self._carried)
+            self._carried[name] = _Carried(kind, last)
+            return name, True
         # The first of the best: streams stand in the order of their first calls.
-        best = max(fitting, key=lambda n: fitting[n], default=None)
-        name = _first_free("", self._carried) if best is None else best
-        stable = self._carried[name].same(tensors) if best is not None else set()
-        self._carried[name] = _Carried({k: weakref.ref(v) for k, v in tensors.items()}, stable)
-        return name
+        name = max(fitting, key=lambda n: fitting[n])
+        before = self._carried[name]
+        self._carried[name] = _Carried(kind, last, before.same(tensors))
+        return name, not before.leaves_doubt(tensors)
 
 
 def _first_free(name: str, taken: Container[str]) -> str:
