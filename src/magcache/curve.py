@@ -49,8 +49,9 @@ class StreamCurve(BaseModel):
         bad = [r for r in self.ratios if not (math.isfinite(r) and r > 0)]
         if bad:
             raise ValueError(f"ratios must be finite and positive, found {bad[0]!r}")
-        if not all(math.isfinite(p) for p in self.places):
-            raise ValueError("places must be finite")
+        for name in ("places", "token_std", "cosine_distance", "prompt_spread"):
+            if not all(math.isfinite(value) for value in getattr(self, name)):
+                raise ValueError(f"{name} must be finite")
         for name in ("places", "token_std", "cosine_distance", "prompt_spread"):
             found = len(getattr(self, name))
             if found != len(self.ratios) and (found or name == "places"):

@@ -30,7 +30,7 @@ def denoisers(target: Any) -> dict[str, nn.Module]:
         listed = ", ".join(f"{n} ({type(m).__name__})" for n, m in modules.items()) or "none"
         raise CannotCacheError(
             f"{type(target).__name__} has no denoising transformer; its models are: {listed}. "
-            "Pass the transformer itself if it goes by another name; U-Nets cannot be cached."
+            "Pass the transformer itself if it goes by another name."
         )
     return found
 

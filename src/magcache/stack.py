@@ -65,7 +65,7 @@ def find_block_lists(module: nn.Module, strategy: MagCacheStrategy) -> tuple[str
         raise CannotCacheError(
             f"{type(module).__name__} has no list of transformer blocks among its direct children "
             f"({children or 'none'}); magcache caches transformers whose forward walks such a "
-            "list. U-Nets have none."
+            "list."
         )
     return tuple(lists)
 
