@@ -19,7 +19,7 @@ from magcache.clock import Clock, Moment
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.planning import Plan, greedy_plan
-from magcache.stack import ResidualMisfitError, ResidualParts, Stack, kind_of
+from magcache.stack import ResidualMisfitError, ResidualParts, Stack
 from magcache.standin import Call
 from magcache.state import MagCacheState, Streams
 
@@ -132,7 +132,7 @@ class TransformerCache:
         context = getattr(self._context, "name", None)
         if self._streams.repeats(moment, context):
             moment = self.clock.catch_up(self._timestep(call)) or moment
-        name, sure = self._streams.name(moment, context, kind_of(call), self._carried(call))
+        name, sure = self._streams.name(moment, context, call.kind, self._carried(call))
         if name is None:
             self._unplaced("the scheduler does not step; enable the pipeline that is run")
             return forward(*call.args, **call.kwargs)

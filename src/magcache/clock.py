@@ -193,7 +193,12 @@ class SchedulerClock:
             return
         # A pipeline may take a step twice and put the index back in between (Cosmos).
         index = compat.step_index(scheduler)
-        self._step = self._step + 1 if index is None else index - self._begun_at
+        made = self._step + 1 if index is None else index - self._begun_at
+        if not 0 <= made <= self._step + 1:
+            # The run did not begin where its first call's timestep seemed to say.
+            self._begin(scheduler, scheduler.timesteps, None)
+            return
+        self._step = made
         if self._step >= timeline.steps:
             self._runs.end(complete=True)
 

@@ -15,6 +15,7 @@ from magcache.outputs import output_tensors, replace_output
 from magcache.route import OUTPUT, Exit, Route, Source
 from magcache.standin import (
     Call,
+    Kind,
     StandIn,
     is_block_list,
     parts_of,
@@ -32,11 +33,9 @@ __all__ = [
     "ResidualParts",
     "Stack",
     "find_block_lists",
-    "kind_of",
 ]
 
 Forward = Callable[..., Any]
-Kind = tuple[int, frozenset[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class ResidualParts:
 
     tensors: tuple[torch.Tensor, ...]
     dtypes: tuple[torch.dtype, ...]
-    kind: Kind = (0, frozenset())
+    kind: Kind
 
 
 class ResidualMisfitError(Exception):
@@ -151,9 +150,11 @@ def _add(
                 f"residual of {tuple(part.shape)} onto {dtype}, "
                 f"hidden states of {tuple(argument.shape)} in {argument.dtype}"
             )
-    # Offloading and device maps may have moved the hidden states since.
-    parts = tuple(p.to(a.device) for p, a in zip(parts, arguments, strict=True))
-    arguments = [a.to(dtype) for a, dtype in zip(arguments, dtypes, strict=True)]
+    if any(part.device != a.device for part, a in zip(parts, arguments, strict=True)):
+        # Offloading and device maps may have moved the hidden states since.
+        parts = tuple(part.to(a.device) for part, a in zip(parts, arguments, strict=True))
+    if dtypes != exit.dtypes:
+        arguments = [a.to(dtype) for a, dtype in zip(arguments, dtypes, strict=True)]
     if len(arguments) == 2:
         return strategy.apply_residual_tuple(arguments[0], arguments[1], parts)
     pairs = zip(arguments, parts, strict=True)
@@ -292,16 +293,14 @@ class Stack:
             if crossing.measured:
                 crossing.replay = True
                 passage.run(self.module, passage.over, forward, passage.route.stepped(call))
-            return output, ResidualParts(
-                tuple(crossing.parts), tuple(crossing.dtypes), kind_of(call)
-            )
+            return output, ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes), call.kind)
         finally:
             crossing.clear()
 
     def step_over(self, forward: Forward, call: Call, residual: ResidualParts) -> Any:
         """Skip the call's blocks and add `residual`, or raise `ResidualMisfitError`."""
         passage = self._passage(call)
-        if passage is None or residual.kind != kind_of(call):
+        if passage is None or residual.kind != call.kind:
             raise ResidualMisfitError("the call gives other arguments than the computed one did")
         passage.crossing.residual = residual
         try:
@@ -310,7 +309,7 @@ class Stack:
             passage.crossing.clear()
 
     def _passage(self, call: Call) -> _Passage | None:
-        passage = self._passages.get(kind_of(call))
+        passage = self._passages.get(call.kind)
         return passage if passage is not None and passage.still_stands() else None
 
     def _learn(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
@@ -318,20 +317,8 @@ class Stack:
         if learned.route is None:
             return learned.output, None
         passage = _Passage(self.module, learned.lists, learned.route, self.strategy)
-        self._passages[kind_of(call)] = passage
+        self._passages[call.kind] = passage
         pairs = zip(learned.values, learned.bases, strict=True)
         parts = tuple(self.strategy.compute_residual(value, base) for value, base in pairs)
         dtypes = tuple(value.dtype for value in learned.values)
-        return learned.output, ResidualParts(parts, dtypes, kind_of(call))
-
-
-def kind_of(call: Call) -> Kind:
-    """What a route may depend on: which arguments are given, tensors' dtypes, modes and flags."""
-    named = ((k, _sort(v)) for k, v in call.kwargs.items() if v is not None)
-    return len(call.args), frozenset([*enumerate(map(_sort, call.args)), *named])
-
-
-def _sort(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype
-    return value if isinstance(value, str | bool) else type(value)
+        return learned.output, ResidualParts(parts, dtypes, call.kind)

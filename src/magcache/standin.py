@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 __all__ = [
     "Call",
+    "Kind",
     "StandIn",
     "Watched",
     "is_block_list",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 Key = int | str
+Kind = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
 class Call:
@@ -35,6 +38,12 @@ class Call:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What a route may depend on: the arguments given, tensors' dtypes, modes and flags."""
+        named = [(k, _sort(v)) for k, v in self.kwargs.items() if v is not None]
+        return tuple([_sort(value) for value in self.args]), tuple(named)
 
     def tensors(self) -> dict[Key, torch.Tensor]:
         """The arguments that are floating-point tensors."""
@@ -62,6 +71,12 @@ class Call:
     def replaced(self, values: Mapping[Key, Any]) -> Call:
         args = tuple(values.get(i, value) for i, value in enumerate(self.args))
         return Call(args, {k: values.get(k, value) for k, value in self.kwargs.items()})
+
+
+def _sort(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return value if isinstance(value, str | bool) else type(value)
 
 
 def _copied(value: Any) -> Any:
