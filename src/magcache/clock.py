@@ -113,7 +113,6 @@ class SchedulerClock:
         self._active: Any = None
         self._step = 0
         self._timesteps: list[float] = []
-        self._caught_up = False
         self._begun_at = 0
 
     @property
@@ -148,7 +147,7 @@ class SchedulerClock:
         """
         index = _index_of(timestep, self._timesteps)
         if self._runs.timeline is not None and index is not None and index > self._step:
-            self._step, self._caught_up = index, True
+            self._step = index
         return self._moment()
 
     def expect(self, owner: Any) -> None:
@@ -161,11 +160,17 @@ class SchedulerClock:
     def called(self) -> None:
         """Nothing to do: steps end with the scheduler's `step`, not with calls."""
 
-    def abort(self) -> None:
+    def leave(self) -> None:
+        """The loop is over without an error: complete if all steps but the last were made.
+
+        Some loops leave out a terminal timestep, and copies that step do not tell their last.
+        """
         timeline = self._runs.timeline
-        at_end = timeline is not None and self._step == timeline.steps - 1
-        # Where steps are told by timesteps, nothing else says that the last one is over.
-        self._runs.end(complete=self._caught_up and at_end)
+        if timeline is not None:
+            self._runs.end(complete=timeline.steps > 1 and self._step == timeline.steps - 1)
+
+    def abort(self) -> None:
+        self._runs.end(complete=False)
 
     def _moment(self) -> Moment | None:
         timeline = self._runs.timeline
@@ -179,7 +184,7 @@ class SchedulerClock:
         if begin is None:
             begin = _index_of(timestep, values) or 0
         scale, total = compat.training_timesteps(scheduler), len(values)
-        self._active, self._step, self._caught_up = scheduler, 0, False
+        self._active, self._step = scheduler, 0
         self._begun_at = begin
         self._timesteps = values[begin:]
         levels = tuple(value / scale for value in self._timesteps)

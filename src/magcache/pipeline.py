@@ -123,7 +123,8 @@ def enable(
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
         if owner is target:
-            rundown.watch(target, functools.partial(clock.expect, target), clock.abort)
+            expect = functools.partial(clock.expect, target)
+            rundown.watch(target, expect, clock.leave, clock.abort)
     return Enabled(target)
 
 

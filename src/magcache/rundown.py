@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from types import MethodType
 from typing import Any
@@ -27,8 +28,15 @@ class _Watched:
             self._end()
 
 
-def watch(pipeline: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Call `begin` and `end` when the pipeline's outermost progress bar opens and closes.
+def watch(
+    pipeline: Any,
+    begin: Callable[[], None],
+    leave: Callable[[], None],
+    abort: Callable[[], None],
+) -> None:
+    """Call `begin` when the pipeline's outermost progress bar opens.
+
+    And when it closes `leave`, or `abort` if that is because of an exception.
 
     Diffusers' loops run inside `self.progress_bar(...)`, which an exception closes as well. The
     method is wrapped on the instance; `unwatch` takes that off.
@@ -49,7 +57,7 @@ def watch(pipeline: Any, begin: Callable[[], None], end: Callable[[], None]) -> 
             nonlocal bars_open
             bars_open -= 1
             if not bars_open and self is pipeline:
-                end()
+                leave() if sys.exc_info()[0] is None else abort()
 
         if iterable is not None:
             bar = plain(self, iterable=_Watched(iterable, closed))
