@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -12,12 +13,15 @@ from magcache.strategy import MagCacheStrategyRegistry
 
 __all__ = ["denoisers"]
 
+_NAMES = re.compile(r"(.*_)?transformer(_\d+)?|prior")
+
 
 def denoisers(target: Any) -> dict[str, nn.Module]:
     """The denoising transformers of a pipeline by component name, or a bare transformer.
 
-    Of a pipeline: components called transformer, transformer_2, ... or prior, and those for whose
-    class a strategy is registered. Raises `CannotCacheError`, which lists the components, for none.
+    Of a pipeline: components called transformer, transformer_2, unconditional_transformer, ... or
+    prior, and those for whose class a strategy is registered. Raises `CannotCacheError`, which
+    lists the components, for none.
     """
     if isinstance(target, nn.Module):
         return {"transformer": target}
@@ -37,8 +41,5 @@ def denoisers(target: Any) -> dict[str, nn.Module]:
 
 def _denoises(name: str, module: nn.Module) -> bool:
     class_name = type(compat.unwrap_compiled(module)).__name__
-    return (
-        name.startswith("transformer")
-        or name == "prior"
-        or (MagCacheStrategyRegistry.get_if_exists(class_name) is not None)
-    )
+    registered = MagCacheStrategyRegistry.get_if_exists(class_name) is not None
+    return registered or _NAMES.fullmatch(name) is not None

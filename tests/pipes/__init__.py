@@ -1,0 +1,1 @@
+"""Real diffusers pipelines with tiny random components, one entry a pipeline class."""
