@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from diffusers import ImagePipelineOutput
 from torch import Tensor
 
 from magcache.demo import (
@@ -32,8 +34,12 @@ def pipe() -> Iterator[EmojiPipeline]:
 def draw(pipe: EmojiPipeline, prompt: str | list[str], seed: int = 0, steps: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     images: Tensor = pipe(
-        prompt, num_inference_steps=steps, generator=generator, output_type="pt"
-    ).images
+        prompt,
+        num_inference_steps=steps,
+        generator=generator,
+        output_type="pt",
+        return_dict=False,
+    )[0]
     return images
 
 
@@ -52,7 +58,9 @@ def test_pt_output_is_not_rounded(pipe: EmojiPipeline) -> None:
 
 
 def test_pil_output_has_the_canvas_size(pipe: EmojiPipeline) -> None:
-    images = pipe("noto red heart", num_inference_steps=2, num_images_per_prompt=2).images
+    output = pipe("noto red heart", num_inference_steps=2, num_images_per_prompt=2)
+    assert isinstance(output, ImagePipelineOutput)
+    images = output.images
     assert [image.size for image in images] == [(48, 48)] * 2
 
 
@@ -72,8 +80,9 @@ def test_same_seed_repeats_and_another_differs(pipe: EmojiPipeline) -> None:
 
 def test_own_latents_replace_the_generator(pipe: EmojiPipeline) -> None:
     noise = torch.randn((1, 3, 48, 48), generator=torch.Generator().manual_seed(0))
-    images = pipe("noto panda", num_inference_steps=2, latents=noise, output_type="pt").images
-    torch.testing.assert_close(images, draw(pipe, "noto panda", seed=0))
+    output = pipe("noto panda", num_inference_steps=2, latents=noise, output_type="pt")
+    assert isinstance(output, ImagePipelineOutput)
+    torch.testing.assert_close(output.images, draw(pipe, "noto panda", seed=0))
 
 
 def test_round_trip_through_a_folder(pipe: EmojiPipeline, tmp_path: Path) -> None:
@@ -127,7 +136,7 @@ def test_too_long_prompt_is_refused(pipe: EmojiPipeline) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[], 3, [1]])
-def test_prompt_of_the_wrong_type_is_refused(pipe: EmojiPipeline, prompt: object) -> None:
+def test_prompt_of_the_wrong_type_is_refused(pipe: EmojiPipeline, prompt: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="`prompt`"):
         pipe(prompt)
 

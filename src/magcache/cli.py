@@ -94,9 +94,9 @@ def demo(
         list[str] | None, typer.Option(help="What to draw; may be given more than once.")
     ] = None,
     steps: Steps = 28,
-    threshold: Threshold = 0.06,
-    max_skip: MaxSkip = 3,
-    retention: Retention = 0.2,
+    threshold: Threshold = 0.05,
+    max_skip: MaxSkip = 2,
+    retention: Retention = 0.1,
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance scale.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Seed of every picture.", callback=_checked_seed)] = 3,
     out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path("magcache-demo"),
