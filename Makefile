@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint bench wheel-test clean
+.PHONY: demo test lint nightly coverage bench wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/magcache demo
@@ -17,10 +17,22 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The tables in README and docs; results go to benchmarks/results.
+# A smaller set with older releases of diffusers, each in an environment of its own.
+nightly:
+	PYTHON=$(PYTHON) tests/old_diffusers.sh 0.36.0 600
+	PYTHON=$(PYTHON) tests/old_diffusers.sh 0.39.0 600
+
+# docs/models.md, from runs of every transformer and pipeline.
+coverage: $(VENV)/.installed-dev
+	$(BIN)/python tests/coverage.py
+
+# The figures and tables of README and docs; results go to benchmarks/results.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/quality.py
+	$(BIN)/magcache demo --out docs/images
+	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/tables.py
 
 # A wheel in an environment of its own, as a user gets it.
 wheel-test: $(VENV)/.installed-dev

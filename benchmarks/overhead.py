@@ -160,7 +160,7 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    table = Table(title=f"The cache's own cost in µs ({result['machine']['device']})")  # type: ignore[index]
+    table = Table(title=f"The cache's own cost in µs ({result['machine']['device']})")
     for heading in ("blocks", "plain call", "computed +", "skipped call", "skipped +"):
         table.add_column(heading, justify="right")
     for row in rows:

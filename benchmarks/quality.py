@@ -52,13 +52,15 @@ def noise(pipe: EmojiPipeline, seeds: list[int]) -> torch.Tensor:
 
 def draw(pipe: EmojiPipeline, texts: list[str], start: torch.Tensor, steps: int) -> torch.Tensor:
     """Pictures [n, 3, size, size] in [0, 1]."""
-    pictures: torch.Tensor = pipe(
+    pictures = pipe(
         texts,
         num_inference_steps=steps,
         guidance_scale=GUIDANCE,
         latents=start,
         output_type="pt",
-    ).images
+        return_dict=False,
+    )[0]
+    assert isinstance(pictures, torch.Tensor)
     return pictures
 
 

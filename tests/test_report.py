@@ -89,7 +89,7 @@ def test_plan_fills_the_computed_steps_only(tmp_path: Path) -> None:
     image = saved(plan_figure(plans(0.2), NOISE, threshold=0.2), tmp_path / "plan.png")
     every = saved(plan_figure(plans(0), NOISE, threshold=0), tmp_path / "every.png")
     blue, orange = (0x25, 0x63, 0xC9), (0xE0, 0x7A, 0x1F)
-    assert image.shape == every.shape == (130 + 92 + 28 + 250 + 64, 1200, 3)
+    assert image.shape == every.shape == (130 + 92 + 48 + 250 + 64, 1200, 3)
     rows, rows_of_every = image[130 : 130 + 92], every[130 : 130 + 92]
     for colour, plan in zip((blue, orange), plans(0.2).values(), strict=True):
         assert 0 < plan.computed_steps < 12

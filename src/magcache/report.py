@@ -98,10 +98,10 @@ def plan_figure(
     if set(lengths) != {len(noise)}:
         raise ValueError(f"plans have {lengths} steps, noise {len(noise)}; they must be equal")
     strip, chart = 46 * len(plans), 250
-    height = 130 + strip + 28 + chart + 64
+    height = 130 + strip + 48 + chart + 64
     figure, _ = _figure(height, heading)
     rows = _axes(figure, height, 110, 130, _WIDTH - 150, strip)
-    errors = _axes(figure, height, 110, 130 + strip + 28, _WIDTH - 150, chart)
+    errors = _axes(figure, height, 110, 130 + strip + 48, _WIDTH - 150, chart)
     for position, (name, plan) in enumerate(plans.items()):
         counts = f"stream {name}\n{plan.computed_steps} of {plan.steps}"
         rows.text(0.3, position, counts, color=_INK, fontsize=9.5, ha="right", va="center")
@@ -134,7 +134,15 @@ def plan_figure(
         Patch(facecolor=_colour(i), label=f"stream {name}: skipped") for i, name in enumerate(plans)
     ]
     legend.append(Patch(facecolor="white", edgecolor=_MUTED, label="computed anew"))
-    errors.legend(handles=legend, loc="upper left", edgecolor="none", fontsize=9.5, labelcolor=_INK)
+    errors.legend(
+        handles=legend,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(legend),
+        frameon=False,
+        fontsize=9.5,
+        labelcolor=_INK,
+    )
     _bare(errors)
     return figure
 

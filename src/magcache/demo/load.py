@@ -12,7 +12,6 @@ MODEL_PATH: Final = Path(__file__).with_name("model")
 
 DEMO_PROMPTS: Final = (
     "noto red heart",
-    "fluent star",
     "noto face with sunglasses",
     "fluent ghost",
     "noto panda",
