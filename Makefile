@@ -49,9 +49,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install -e . -c constraints.txt
-	touch $@
+	@echo 'Installing into $(VENV): about a minute'
+	@$(PIP) install -e . -c constraints.txt
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install -e ".[dev]" -c constraints.txt
-	touch $@ $(VENV)/.installed
+	@echo 'Installing into $(VENV), with the tools: about two minutes'
+	@$(PIP) install -e ".[dev]" -c constraints.txt
+	@touch $@ $(VENV)/.installed

@@ -26,7 +26,10 @@ DEMO_PROMPTS: Final = (
 def load_demo_pipeline(dtype: torch.dtype = torch.float32) -> EmojiPipeline:
     """The shipped pipeline; the weights are stored in float16."""
     # Converted afterwards, because the name of the argument for it depends on diffusers' version.
-    pipeline: EmojiPipeline = EmojiPipeline.from_pretrained(MODEL_PATH, local_files_only=True)
+    # So small a model gains nothing from accelerate's loading, which warns where that is missing.
+    pipeline: EmojiPipeline = EmojiPipeline.from_pretrained(
+        MODEL_PATH, local_files_only=True, low_cpu_mem_usage=False
+    )
     pipeline.transformer.type(dtype)
     pipeline.text_encoder.type(dtype)
     return pipeline
