@@ -132,7 +132,7 @@ class TransformerCache:
         context = getattr(self._context, "name", None)
         if self._streams.repeats(moment, context):
             moment = self.clock.catch_up(self._timestep(call)) or moment
-        name, sure = self._streams.name(moment, context, call.kind, self._carried(call))
+        name = self._streams.name(moment, context, call.kind, self._carried(call))
         if name is None:
             self._unplaced("the scheduler does not step; enable the pipeline that is run")
             return forward(*call.args, **call.kwargs)
@@ -141,8 +141,6 @@ class TransformerCache:
             if not self.states:
                 compat.refuse_other_cache(self.stack.module)
             state = self.states[name] = self._new_state(name, moment)
-        if not sure and not self.calibrating:
-            state.parts = None
         return self._step(forward, call, state, moment.step)
 
     def _step(self, forward: Forward, call: Call, state: MagCacheState, step: int) -> Any:

@@ -83,20 +83,14 @@ class _Carried:
 
     kind: Any
     last: dict[str, weakref.ref[torch.Tensor]]
-    stable: set[str] | None = None
+    stable: set[str]
 
     def same(self, tensors: dict[str, torch.Tensor]) -> set[str]:
         return {k for k, ref in self.last.items() if k in tensors and ref() is tensors[k]}
 
     def contradicts(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Whether the call lacks what this stream has carried more than once."""
-        return self.stable is not None and not self.stable <= self.same(tensors)
-
-    def leaves_doubt(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Whether a stream's second call may be another stream's: what it carried is elsewhere."""
-        return self.stable is None and any(
-            ref() is not None and ref() is not tensors.get(k) for k, ref in self.last.items()
-        )
+        return not self.stable <= self.same(tensors)
 
 
 class Streams:
@@ -125,8 +119,8 @@ class Streams:
 
     def name(
         self, moment: Moment, context: str | None, kind: Any, carried: dict[str, torch.Tensor]
-    ) -> tuple[str | None, bool]:
-        """The stream of this call and whether that is sure; no stream where calls are too many.
+    ) -> str | None:
+        """The stream of this call, or None where a step has more calls than can be.
 
         `carried` are the tensors that could be a prompt's: all but the sample and the timestep.
         """
@@ -134,15 +128,15 @@ class Streams:
             self._step = (moment.run, moment.step)
             self._called.clear()
         if len(self._called) >= _MOST_STREAMS:
-            return None, True
+            return None
         if context is None:
-            name, sure = self._by_call(kind, carried)
+            name = self._by_call(kind, carried)
         else:
-            name, sure = _first_free(context, self._called), True
+            name = _first_free(context, self._called)
         self._called.add(name)
-        return name, sure
+        return name
 
-    def _by_call(self, kind: Any, tensors: dict[str, torch.Tensor]) -> tuple[str, bool]:
+    def _by_call(self, kind: Any, tensors: dict[str, torch.Tensor]) -> str:
         free = {n: c for n, c in self._carried.items() if n not in self._called}
         # A call of another kind (a pass that only fills a cache, say) is likely another stream.
         fitting = {
@@ -153,13 +147,12 @@ class Streams:
         last = {k: weakref.ref(v) for k, v in tensors.items()}
         if not fitting:
             name = _first_free("", self._carried)
-            self._carried[name] = _Carried(kind, last)
-            return name, True
+            self._carried[name] = _Carried(kind, last, set())
+            return name
         # The first of the best: streams stand in the order of their first calls.
         name = max(fitting, key=lambda n: fitting[n])
-        before = self._carried[name]
-        self._carried[name] = _Carried(kind, last, before.same(tensors))
-        return name, not before.leaves_doubt(tensors)
+        self._carried[name] = _Carried(kind, last, self._carried[name].same(tensors))
+        return name
 
 
 def _first_free(name: str, taken: Container[str]) -> str:
