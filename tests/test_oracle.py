@@ -523,3 +523,23 @@ def test_tensors_handed_in_are_not_written_to(
     for name, value in before.items():
         if isinstance(value, Tensor):
             assert torch.equal(call[name], value), name
+
+
+class Strict(Plain):
+    """Takes whole timesteps only, as an embedding table would."""
+
+    def forward(self, x: Tensor, timestep: Tensor, injected: Tensor | None = None) -> Any:
+        if not torch.equal(timestep, timestep.round()):
+            raise ValueError("timesteps are whole numbers")
+        return super().forward(x, timestep, injected)
+
+
+def test_a_model_that_refuses_changed_inputs_is_measured() -> None:
+    """Learning tries other inputs too; where they are refused, bases are measured each time."""
+    model = randomised(Strict())
+    inputs = {**plain_inputs(0, 1, 4), "timestep": torch.ones(1)}
+    check_oracle(model, [inputs], 1e-5, contexts=False)
+    with enabled(model):
+        run(model, [inputs])
+        passages = cache_of(model).stack._passages.values()  # type: ignore[union-attr]
+        assert [passage.route.measured for passage in passages] == [True]
