@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
-from machine import machine
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import magcache
+from magcache.machine import machine
 
 BLOCKS = (8, 24, 57)
 KINDS = ("plain", "computed", "skipped", "empty")

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from diffusers.hooks import HookRegistry, mag_cache
 from diffusers.hooks.hooks import CacheContext, _set_cache_context
-from machine import machine
 from rich.console import Console
 from rich.table import Table
 
 import magcache
 from magcache.demo import EmojiPipeline, load_demo_pipeline, prompts
+from magcache.machine import machine
 from magcache.metrics import Spread, psnr, ssim
 
 SETTINGS = {

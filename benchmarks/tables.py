@@ -68,8 +68,7 @@ def quality_tables() -> str:
     machine = result["machine"]
     parts.append(
         f"{result['pictures']} pictures with seeds held out from calibration, guidance "
-        f"{result['guidance']:g}; settings are threshold/most skips/retention; "
-        f"{machine['device']}, {machine['torch_threads']} threads, torch {machine['torch']}, "
+        f"{result['guidance']:g}; settings are threshold/most skips/retention; {_machine(result)}, "
         f"diffusers {machine['diffusers']}."
     )
     return "\n".join(parts)
@@ -112,9 +111,7 @@ def _quartiles(cost: dict[str, float]) -> str:
 
 def _machine(result: dict[str, Any]) -> str:
     machine = result["machine"]
-    return f"{machine['processor']}, {machine['torch_threads']} threads, torch " + str(
-        result["versions"]["torch"]
-    )
+    return f"{machine['device']}, {machine['torch_threads']} threads, torch {machine['torch']}"
 
 
 def write(path: Path, name: str, text: str) -> None:

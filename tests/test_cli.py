@@ -206,7 +206,7 @@ def test_demo_draws_measures_and_writes(tmp_path: Path) -> None:
     assert cached["speedup_bound"] == 6 / cached["computed_steps"]
     assert 5 < cached["psnr_db"]["mean"] < 100
     assert len(cached["seconds"]) == len(cached["ssim"]["each"]) == 2
-    assert data["versions"]["torch"] == torch.__version__
+    assert data["machine"]["torch"] == torch.__version__
     assert data["machine"]["cores"] == os.cpu_count()
 
     for stream in data["streams"]:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-import diffusers
 import torch
 
 import magcache
 from magcache import StreamStats
 from magcache.config import MagCacheConfig
 from magcache.hook import cache_of
+from magcache.machine import machine
 from magcache.metrics import Spread, psnr, ssim, timed
 from magcache.planning import Plan, greedy_plan
 
@@ -191,18 +189,7 @@ def as_json(
         ],
         "streams": [dataclasses.asdict(stream) for stream in result.streams],
         "noise_levels": list(result.noise),
-        "machine": {
-            "system": platform.platform(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "magcache": magcache.__version__,
-            "torch": torch.__version__,
-            "diffusers": diffusers.__version__,
-        },
+        "machine": machine(),
     }
 
 
@@ -217,15 +204,3 @@ def _spread(spread: Spread, values: torch.Tensor) -> dict[str, Any]:
 
 def _finite(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
-
-
-def _processor() -> str:
-    """The processor's name; Linux tells it only there."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
