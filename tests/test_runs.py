@@ -363,8 +363,9 @@ def test_a_run_after_an_aborted_one_is_as_after_none(
     assert torch.equal(other, fresh(rig, 6, size=rig.other))
 
 
+# The fourth call of the tail is learning's pass on changed inputs, which a model may refuse.
 @by_rig
-@pytest.mark.parametrize("calls", [1, 3, 4, 6])
+@pytest.mark.parametrize("calls", [1, 3, 5, 6])
 def test_a_run_after_an_error_inside_the_model_is_as_after_none(rig: Rig, calls: int) -> None:
     pipe = rig.build()
     left = [calls]
