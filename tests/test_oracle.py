@@ -167,9 +167,10 @@ def test_without_the_residual_a_skipped_step_is_wrong(case: Case) -> None:
 
     def drop(step: int) -> None:
         for state in cache_of(model).states.values():  # type: ignore[union-attr]
-            if state.parts is not None and step % 2:
-                zeros = tuple(torch.zeros_like(t) for t in state.parts.tensors)
-                state.parts = replace(state.parts, tensors=zeros)
+            if state.held and step % 2:
+                at, parts = state.held[-1]
+                zeros = tuple(torch.zeros_like(t) for t in parts.tensors)
+                state.held[-1] = (at, replace(parts, tensors=zeros))
 
     with enabled(model):
         outputs = run(model, [inputs], before_call=drop)

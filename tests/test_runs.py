@@ -1132,8 +1132,8 @@ def test_no_tensor_is_kept_past_a_run(rig: Rig) -> None:
 
     def collect(*_: Any) -> None:
         for state in cache_of(pipe.transformer).states.values():  # type: ignore[union-attr]
-            if state.parts is not None:
-                kept.extend(weakref.ref(t) for t in state.parts.tensors)
+            for _, parts in state.held:
+                kept.extend(weakref.ref(t) for t in parts.tensors)
 
     with magcache.enable(pipe, CONFIG):
         for size in (rig.size, rig.other):
@@ -1418,7 +1418,7 @@ def test_info_log_says_once_what_is_enabled(caplog: pytest.LogCaptureFixture) ->
         draw_odd(pipe, 10)
         draw_odd(pipe, 10)
     assert [r.getMessage() for r in caplog.records] == [
-        "transformer (Injected): magnitude ratios from the settings"
+        "transformer (Injected): curve from the settings"
     ]
 
 

@@ -1,21 +1,25 @@
 """MagCache for diffusion transformers: `magcache.enable(pipe)`."""
 
+from magcache.budget import Budget
 from magcache.cache import StreamStats, TransformerCache
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve, StreamCurve
 from magcache.errors import CannotCacheError, ConfigError, CurveError, MagCacheError
+from magcache.frontier import Frontier
 from magcache.hook import apply_mag_cache_hook, remove_mag_cache_hook
-from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, plan, stats
+from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, frontier, plan, stats
 from magcache.planning import Plan
 from magcache.stack import MagCacheBlockHook, MagCacheHeadHook
 from magcache.state import MagCacheState
 from magcache.strategy import MagCacheStrategy, MagCacheStrategyRegistry
 
 __all__ = [
+    "Budget",
     "CannotCacheError",
     "ConfigError",
     "CurveError",
     "Enabled",
+    "Frontier",
     "MagCacheBlockHook",
     "MagCacheConfig",
     "MagCacheError",
@@ -33,6 +37,7 @@ __all__ = [
     "calibrate",
     "disable",
     "enable",
+    "frontier",
     "plan",
     "remove_mag_cache_hook",
     "stats",

@@ -18,8 +18,10 @@ from magcache.calibration import Measurement, Measurements
 from magcache.clock import Clock, Moment
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
-from magcache.planning import Plan, greedy_plan
-from magcache.stack import ResidualMisfitError, ResidualParts, Stack
+from magcache.planner import Planner, Schedule
+from magcache.residual import ResidualMisfitError
+from magcache.sketch import Sketcher
+from magcache.stack import Stack, Walked
 from magcache.standin import Call
 from magcache.state import MagCacheState, Streams
 
@@ -83,6 +85,7 @@ class TransformerCache:
         self.config = config
         self.stack = stack
         self.clock = clock
+        self._planner: Planner | None = None
         self.curve = curve
         self.on_measured = on_measured
         self.states: dict[str, MagCacheState] = {}
@@ -94,11 +97,22 @@ class TransformerCache:
         self.alive = True
         self._streams = Streams()
         self._measuring: dict[str, Measurements] = {}
+        self._sketcher = Sketcher()
+        self._start = 0
         self._context: Any = None
         self._said: set[str] = set()
         self._signature = list(inspect.signature(type(stack.module).forward).parameters)[1:]
         self._timestep_name = _timestep_name(self._signature)
         clock.on_end.append(self._end_run)
+
+    @property
+    def curve(self) -> MagnitudeCurve | None:
+        """What plans are made from; None until it has been measured."""
+        return self._planner.curve if self._planner else None
+
+    @curve.setter
+    def curve(self, curve: MagnitudeCurve | None) -> None:
+        self._planner = Planner(self.config, curve) if curve is not None else None
 
     @property
     def calibrating(self) -> bool:
@@ -140,82 +154,75 @@ class TransformerCache:
         if state is None:
             if not self.states:
                 compat.refuse_other_cache(self.stack.module)
+                self._start = moment.step
             state = self.states[name] = self._new_state(name, moment)
         return self._step(forward, call, state, moment.step)
 
     def _step(self, forward: Forward, call: Call, state: MagCacheState, step: int) -> Any:
         if state.plan is not None and not state.plan.computed[step]:
             reason = "residual is missing or older than planned"
-            if state.parts is not None and not state.stale(step):
+            residual = None if state.stale(step) else state.residual_of(step)
+            if residual is not None:
                 try:
-                    output = self.stack.step_over(forward, call, state.parts)
+                    output = self.stack.step_over(forward, call, residual)
                 except ResidualMisfitError as misfit:
                     reason = f"residual does not fit: {misfit}"
                 else:
                     self._note(state, step, computed=False)
                     return output
             self._fall_back(state, step, reason)
-        if not self.calibrating:
-            # The new residual takes the old one's memory.
-            state.parts = None
-        output, parts = self.stack.walk(forward, call)
+        state.make_room()
+        walked = self.stack.walk(forward, call)
         if self.calibrating:
-            self._measure(state, step, parts)
-        state.parts = parts
-        if parts is None:
+            self._measure(state, step, walked)
+        if walked.parts is None:
+            state.held.clear()
             self._warn("the blocks leave the output unchanged; there is no residual to reuse")
+        else:
+            state.held.append((step, walked.parts))
         self._note(state, step, computed=True)
-        return output
+        return walked.output
 
     def _new_state(self, name: str, moment: Moment) -> MagCacheState:
         state = MagCacheState(name, len(self.states), moment.timeline, None)
         if not self.calibrating:
-            if moment.step:
+            if moment.step > self._start:
                 state.breaks.add(moment.step)
-            state.plan = self._plan(state)
-            state.planned = "-" * moment.step + str(state.plan)[moment.step :]
-            if self.config.threshold > 0 and not state.plan.skipped_steps:
-                self._say(f"the plan skips none of {state.plan.steps} steps: nothing to gain")
+            state.schedule = self._schedule(state)
+            plan = state.schedule.plan
+            state.planned = "-" * moment.step + str(plan)[moment.step :]
+            if not plan.skipped_steps and (self.config.budget or self.config.threshold > 0):
+                self._say(f"the plan skips none of {plan.steps} steps: nothing to gain")
         return state
 
-    def _plan(self, state: MagCacheState) -> Plan:
-        assert self.curve is not None
-        timeline = state.timeline
-        stream = self.curve.stream(state.stream, state.order)
-        if self.curve.axis == "fraction":
-            places = timeline.fractions
-        elif timeline.levels is not None:
-            places = timeline.levels
-        else:
-            places = self.curve.places(timeline.steps, state.stream)
-        return greedy_plan(
-            stream.at(places),
-            timeline.steps,
-            threshold=self.config.threshold,
-            max_skip_steps=self.config.max_skip_steps,
-            retention_ratio=self.config.retention_ratio,
-            breaks=state.breaks,
+    def _schedule(self, state: MagCacheState) -> Schedule:
+        assert self._planner is not None
+        return self._planner.schedule(
+            state.timeline, state.stream, state.order, self._start, state.breaks
         )
 
     def _fall_back(self, state: MagCacheState, step: int, reason: str) -> None:
         state.fallbacks[reason] += 1
         state.breaks.add(step)
-        state.plan = self._plan(state)
+        state.schedule = self._schedule(state)
         message = f"stream {state.stream}, step {step} is computed, not skipped: {reason}"
         self._warn(message, once=f"{state.stream}: {reason}")
 
-    def _measure(self, state: MagCacheState, step: int, parts: ResidualParts | None) -> None:
+    def _measure(self, state: MagCacheState, step: int, walked: Walked) -> None:
         measured = self._measuring.setdefault(state.stream, Measurements(state.timeline))
-        if parts is None:
+        if walked.parts is None:
             return
-        self.residual_shape = tuple(parts.tensors[0].shape)
+        now = walked.parts.tensors
+        self.residual_shape = tuple(now[0].shape)
         metrics = None
-        if state.parts is not None and measured.taken:
-            fits = [t.shape for t in parts.tensors] == [t.shape for t in state.parts.tensors]
-            if fits:
-                before = tuple(t.to(parts.tensors[0].device) for t in state.parts.tensors)
-                metrics = self.stack.strategy.compute_calibration_metrics(parts.tensors, before)
-        measured.taken.append(Measurement(step, metrics))
+        if state.held and measured.taken:
+            before = state.held[-1][1].tensors
+            if [t.shape for t in now] == [t.shape for t in before]:
+                moved = tuple(t.to(now[0].device) for t in before)
+                metrics = self.stack.strategy.compute_calibration_metrics(now, moved)
+        sketch = self._sketcher.sketch(now)
+        scale = self._sketcher.scale(walked.values)
+        measured.taken.append(Measurement(step, metrics, sketch, scale))
 
     def _note(self, state: MagCacheState, step: int, *, computed: bool) -> None:
         state.note(step, computed=computed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,23 @@ import torch
 from magcache.clock import Timeline
 from magcache.curve import Axis, MagnitudeCurve, StreamCurve
 from magcache.errors import CurveError
+from magcache.sketch import Array, principal
 
 __all__ = ["Measurement", "Measurements", "average", "curve_of", "joined", "library_versions"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One computed step's metrics: ratio, its spread over tokens, cosine distance (scalars)."""
+    """What one computed step's residual was like.
+
+    metrics: ratio, its spread over tokens, cosine distance (scalars). sketch, scale: see
+    `Sketcher`. All on the residual's device.
+    """
 
     step: int
     metrics: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    sketch: torch.Tensor
+    scale: torch.Tensor
 
 
 @dataclass
@@ -50,7 +58,16 @@ class Measurements:
             token_std=stds,
             cosine_distance=distances,
             prompt_spread=(0.0,) * len(rows),
+            scale=tuple(float(m.scale) for m in self.taken),
+            path=self._path(),
         )
+
+    def _path(self) -> tuple[tuple[float, ...], ...]:
+        if len({m.sketch.shape for m in self.taken}) > 1:
+            # A residual that changed its shape within the run has no path.
+            return ()
+        sketches = torch.stack([m.sketch for m in self.taken]).cpu().double().numpy()
+        return _rows(principal(sketches))
 
 
 def average(curves: Sequence[StreamCurve]) -> StreamCurve:
@@ -69,7 +86,21 @@ def average(curves: Sequence[StreamCurve]) -> StreamCurve:
         token_std=tuple(stds.mean(0).tolist()),
         cosine_distance=tuple(distances.mean(0).tolist()),
         prompt_spread=tuple(ratios.std(0).tolist()),
+        scale=tuple(np.mean([c.scale_at(first.places) for c in curves], axis=0).tolist()),
+        path=_path([c.path_at(first.places) for c in curves if c.has_path]),
     )
+
+
+def _path(paths: Sequence[Array]) -> tuple[tuple[float, ...], ...]:
+    """A path whose inner products are the mean of those of `paths`."""
+    if not paths:
+        return ()
+    return _rows(principal(np.concatenate(paths, axis=1) / math.sqrt(len(paths))))
+
+
+def _rows(matrix: Array) -> tuple[tuple[float, ...], ...]:
+    # Nine digits: errors are small differences of these.
+    return tuple(tuple(float(f"{x:.9g}") for x in row) for row in matrix)
 
 
 def _nearest(
@@ -105,7 +136,12 @@ def joined(curves: Sequence[MagnitudeCurve]) -> MagnitudeCurve:
 
 def _end_to_end(first: StreamCurve, second: StreamCurve) -> StreamCurve:
     names = StreamCurve.model_fields
-    return StreamCurve(**{name: getattr(first, name) + getattr(second, name) for name in names})
+    both = {name: getattr(first, name) + getattr(second, name) for name in names}
+    # Residuals of two experts have nothing to do with each other: their directions are apart.
+    zeros = [(0.0,) * len(stream.path[0]) if stream.path else () for stream in (first, second)]
+    both["path"] = (*((*row, *zeros[1]) for row in first.path),)
+    both["path"] += (*((*zeros[0], *row) for row in second.path),)
+    return StreamCurve(**both)
 
 
 def library_versions() -> dict[str, str]:

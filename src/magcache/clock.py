@@ -7,7 +7,7 @@ a step. Where no scheduler is at hand, the calls' own timesteps tell, with less 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ import torch
 
 from magcache import compat
 
-__all__ = ["CallClock", "Clock", "Moment", "SchedulerClock", "Timeline"]
+__all__ = ["CallClock", "Clock", "Moment", "SchedulerClock", "Timeline", "strides_between"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Timeline:
     """The steps of one run: share of the schedule and, where known, noise level of each.
 
     An evaluation of a second-order scheduler counts as a step. `fractions` are i/N over the whole
-    schedule, so that a run that begins late (image-to-image) starts above 0.
+    schedule, so that a run that begins late (image-to-image) starts above 0. `strides` tell how far
+    each step moves the sample for an error of the model (|change of sigma| for flow models).
     """
 
     fractions: tuple[float, ...]
     levels: tuple[float, ...] | None
+    strides: tuple[float, ...]
 
     @property
     def steps(self) -> int:
@@ -190,7 +192,8 @@ class SchedulerClock:
         levels = tuple(value / scale for value in self._timesteps)
         fractions = tuple(i / total for i in range(begin, total))
         if fractions:
-            self._runs.start(Timeline(fractions, levels))
+            coordinates = compat.noise_coordinates(scheduler, self._timesteps)
+            self._runs.start(Timeline(fractions, levels, strides_between(coordinates)))
 
     def _tick(self, scheduler: Any) -> None:
         timeline = self._runs.timeline
@@ -218,6 +221,20 @@ class SchedulerClock:
                 past = _timesteps(scheduler) if compat.is_through(scheduler) else None
                 kept.append(_Followed(scheduler, _wrap(scheduler, self._tick), past))
         self._followed = kept
+
+
+def strides_between(coordinates: Sequence[float]) -> tuple[float, ...]:
+    """From each step's place to the next other one; the last one's is at 0.
+
+    Evaluations at the same place (of second-order schedulers) count alike.
+    """
+    strides: list[float] = []
+    after = following = 0.0
+    for place in reversed(coordinates):
+        if place != following:
+            after, following = following, place
+        strides.append(abs(place - after))
+    return tuple(reversed(strides))
 
 
 def _timesteps(scheduler: Any) -> Any:
@@ -307,7 +324,8 @@ class CallClock:
         self._runs.end(complete=False)
 
     def _start(self, steps: int) -> None:
-        self._runs.start(Timeline(tuple(i / steps for i in range(steps)), None))
+        fractions = tuple(i / steps for i in range(steps))
+        self._runs.start(Timeline(fractions, None, (1 / steps,) * steps))
         self._step, self._calls, self._calls_per_step, self._direction = 0, 0, 1, 0
 
     def _next_step(self, step: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from magcache.errors import CannotCacheError
@@ -15,6 +17,7 @@ __all__ = [
     "checkpoint_id",
     "compiled_call",
     "is_through",
+    "noise_coordinates",
     "refuse_other_cache",
     "settings",
     "step_index",
@@ -44,6 +47,28 @@ def begin_index(scheduler: Any) -> int | None:
 def training_timesteps(scheduler: Any) -> float:
     """Number that scales timesteps to noise levels."""
     return float(settings(scheduler).get("num_train_timesteps") or 1000)
+
+
+def noise_coordinates(scheduler: Any, timesteps: Sequence[float]) -> tuple[float, ...]:
+    """Where timesteps lie on a scale on which a model error counts the same everywhere, 0 at clean.
+
+    Sigma for flow models: a sample moves by the velocity times sigma's change. Else arsinh of the
+    noise over the signal: the sample over the signal moves by the noise times that ratio's change,
+    and of that the later steps leave one part in the root of 1 + ratio squared.
+    """
+    alphas = getattr(scheduler, "alphas_cumprod", None)
+    if alphas is None or _is_flow(scheduler):
+        scale = training_timesteps(scheduler)
+        return tuple(t / scale for t in timesteps)
+    table = torch.as_tensor(alphas).double().cpu().numpy()
+    at = np.interp(timesteps, np.arange(len(table)), table).clip(1e-12, 1.0)
+    return tuple(np.arcsinh(np.sqrt((1 - at) / at)).tolist())
+
+
+def _is_flow(scheduler: Any) -> bool:
+    config = settings(scheduler)
+    flow = config.get("prediction_type") == "flow_prediction" or config.get("use_flow_sigmas")
+    return bool(flow) or type(scheduler).__name__.startswith("FlowMatch")
 
 
 def refuse_other_cache(module: nn.Module) -> None:

@@ -7,10 +7,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from magcache.budget import Budget
 from magcache.curve import MagnitudeCurve
 from magcache.errors import ConfigError, CurveError
 
@@ -32,6 +33,9 @@ class MagCacheConfig:
         `MagnitudeCurve`, a preset's name, or None to look them up.
     mag_calibrate: measure instead of skipping.
     transformer_type: registered strategy to use; None takes the transformer's class name.
+    budget: plan each run for a speed-up or an error; None takes the greedy rule, whose settings are
+        the first three.
+    streams: whether the passes of a guided run are decided together ("joint") or "apart".
     """
 
     threshold: float = 0.06
@@ -41,6 +45,8 @@ class MagCacheConfig:
     mag_ratios: Sequence[float] | torch.Tensor | MagnitudeCurve | str | None = None
     mag_calibrate: bool = False
     transformer_type: str | None = None
+    budget: Budget | None = None
+    streams: Literal["joint", "apart"] = "joint"
 
     def __post_init__(self) -> None:
         _require_number("threshold", self.threshold, 0, math.inf, "0 never skips, 0.06 is mild")
@@ -52,8 +58,24 @@ class MagCacheConfig:
             raise _bad("mag_calibrate", self.mag_calibrate, "True or False")
         if self.transformer_type is not None and not isinstance(self.transformer_type, str):
             raise _bad("transformer_type", self.transformer_type, "a registered name or None")
+        if self.streams not in ("joint", "apart"):
+            raise _bad("streams", self.streams, "'joint' or 'apart'")
+        self._check_budget()
         if not isinstance(self.mag_ratios, MagnitudeCurve | str | None):
             object.__setattr__(self, "mag_ratios", _ratios(self.mag_ratios))
+
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            return
+        if not isinstance(self.budget, Budget):
+            raise _bad("budget", self.budget, "a magcache.Budget or None")
+        for field in dataclasses.fields(self):
+            greedy = field.name in ("threshold", "max_skip_steps", "retention_ratio")
+            if greedy and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f"{field.name} is {getattr(self, field.name)!r}, and there is a budget; "
+                    f"{field.name} belongs to the greedy rule: give one of the two"
+                )
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON; returns the path."""
@@ -88,6 +110,8 @@ class MagCacheConfig:
             raise ConfigError(
                 f"unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}"
             )
+        if isinstance(data.get("budget"), dict):
+            data = {**data, "budget": Budget.from_dict(data["budget"])}
         ratios = data.get("mag_ratios")
         if isinstance(ratios, dict):
             try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from magcache.errors import CurveError
@@ -21,6 +22,9 @@ __all__ = ["Axis", "MagnitudeCurve", "StreamCurve"]
 
 Axis = Literal["noise", "fraction"]
 
+Array = npt.NDArray[np.float64]
+
+_NUMBERS = ("places", "token_std", "cosine_distance", "prompt_spread", "scale")
 # Two places on the noise axis closer than this are the same place: timesteps go through float32.
 _SAME_PLACE = 1e-6
 
@@ -30,8 +34,10 @@ class StreamCurve(BaseModel):
 
     `places` are noise levels (timestep over the scheduler's training timesteps: sigma for flow
     models) or shares i/N of a run, by the curve's axis. `ratios[i]` is the mean over tokens of
-    |residual_i| / |residual_(i-1)|, the first one 1. The others are optional, one number a step:
-    spread over tokens, mean cosine distance to the step before, and spread over prompts.
+    |residual_i| / |residual_(i-1)|, the first one 1. The others are optional, one entry a step:
+    spread over tokens, mean cosine distance to the step before, and spread over prompts; `scale`,
+    the standard deviation of the hidden states past the stack; and `path`, coordinates of the
+    residuals, whose inner products are those of the residuals (mean over elements and prompts).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +47,8 @@ class StreamCurve(BaseModel):
     token_std: tuple[float, ...] = ()
     cosine_distance: tuple[float, ...] = ()
     prompt_spread: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    path: tuple[tuple[float, ...], ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> StreamCurve:
@@ -49,10 +57,10 @@ class StreamCurve(BaseModel):
         bad = [r for r in self.ratios if not (math.isfinite(r) and r > 0)]
         if bad:
             raise ValueError(f"ratios must be finite and positive, found {bad[0]!r}")
-        for name in ("places", "token_std", "cosine_distance", "prompt_spread"):
-            if not all(math.isfinite(value) for value in getattr(self, name)):
+        for name in (*_NUMBERS, "path"):
+            if not np.isfinite(np.array(getattr(self, name), dtype=float)).all():
                 raise ValueError(f"{name} must be finite")
-        for name in ("places", "token_std", "cosine_distance", "prompt_spread"):
+        for name in (*_NUMBERS, "path"):
             found = len(getattr(self, name))
             if found != len(self.ratios) and (found or name == "places"):
                 raise ValueError(f"{name} has {found} entries, ratios has {len(self.ratios)}")
@@ -73,10 +81,30 @@ class StreamCurve(BaseModel):
             places, self.places, rtol=0, atol=_SAME_PLACE
         ):
             return self.ratios
+        log = self._interpolated(self.log_magnitude, places)
+        return (1.0, *np.exp(np.diff(log)).tolist())
+
+    @property
+    def has_path(self) -> bool:
+        """Whether calibration kept more than ratios: what plans for a budget need."""
+        return bool(self.path and self.scale)
+
+    def path_at(self, places: Sequence[float] | Array) -> Array:
+        """Coordinates of the residuals of a run that visits `places`, [steps, directions].
+
+        Between the measured places the path is a cubic Hermite spline; outside it stands still.
+        """
+        known, first = np.unique(np.asarray(self.places), return_index=True)
+        return _smooth(known, np.asarray(self.path)[first], np.asarray(places))
+
+    def scale_at(self, places: Sequence[float] | Array) -> Array:
+        """`scale` for a run that visits `places`, [steps]."""
+        return self._interpolated(self.scale, places)
+
+    def _interpolated(self, values: Sequence[float], places: Sequence[float] | Array) -> Array:
         order = np.argsort(self.places, kind="stable")
         known = np.asarray(self.places)[order]
-        log = np.interp(places, known, np.asarray(self.log_magnitude)[order])
-        return (1.0, *np.exp(np.diff(log)).tolist())
+        return np.asarray(np.interp(places, known, np.asarray(values)[order]))
 
 
 class MagnitudeCurve(BaseModel):
@@ -122,6 +150,11 @@ class MagnitudeCurve(BaseModel):
         except ValidationError as error:
             raise CurveError(_reason(error)) from error
 
+    @property
+    def has_path(self) -> bool:
+        """Whether every stream has what plans for a budget need."""
+        return all(stream.has_path for stream in self.streams.values())
+
     def stream(self, name: str | None = None, order: int = 0) -> StreamCurve:
         """The stream called `name`; else the `order`-th one; else the last one there is."""
         if name is not None and name in self.streams:
@@ -166,6 +199,21 @@ class MagnitudeCurve(BaseModel):
             raise CurveError(
                 f"{path}: not a magcache curve ({reason}); delete it and calibrate again"
             ) from error
+
+
+def _smooth(known: Array, values: Array, wanted: Array) -> Array:
+    """Cubic Hermite interpolation of rows over rising places, slopes by central differences."""
+    if len(known) < 2:
+        return np.repeat(values, len(wanted), axis=0)
+    slopes = np.gradient(values, known, axis=0)
+    wanted = wanted.clip(known[0], known[-1])
+    left = (np.searchsorted(known, wanted, side="right") - 1).clip(0, len(known) - 2)
+    width = (known[left + 1] - known[left])[:, None]
+    t = (wanted - known[left])[:, None] / width
+    ends = values[left] * (1 - t) + values[left + 1] * t
+    chord = values[left + 1] - values[left]
+    bend = (slopes[left] * width - chord) * (1 - t) - (slopes[left + 1] * width - chord) * t
+    return np.asarray(ends + t * (1 - t) * bend)
 
 
 def _reason(error: ValidationError) -> str:

@@ -77,6 +77,14 @@ def apply_mag_cache_hook(
             "mag_ratios is None and nothing is known of this model; give ratios, or set "
             "mag_calibrate=True, or use magcache.enable, which looks curves up"
         )
+    before = cache_of(transformer)
+    if (
+        before is not None
+        and strategy is None
+        and type(before.stack.strategy) is type(stack.strategy)
+    ):
+        # What has been learned of the model stays.
+        stack = before.stack
     remove_mag_cache_hook(transformer)
     clock = clock or CallClock(config.num_inference_steps)
     cache = TransformerCache(transformer, config, stack, clock, curve, on_measured, name)

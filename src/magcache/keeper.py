@@ -38,7 +38,9 @@ class CurveKeeper:
     def __call__(self, cache: TransformerCache, measured: dict[str, Measurements]) -> None:
         self._runs.append(measured)
         self.curve = curve_of(self._runs, self._provenance(cache, measured))
-        if not self._config.mag_calibrate:
+        if self._config.budget is not None and not self.curve.has_path:
+            logger.warning("%s: residuals changed their shape in the run; not cached", cache.name)
+        elif not self._config.mag_calibrate:
             cache.curve = self.curve
         path = curve_path(cache.module, self._folder)
         try:

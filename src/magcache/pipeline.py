@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from magcache import compat, presets, rundown
+from magcache.budget import Budget, Quality
 from magcache.cache import StreamStats, TransformerCache
 from magcache.calibration import joined
-from magcache.clock import CallClock, Clock, SchedulerClock
+from magcache.clock import CallClock, Clock, SchedulerClock, Timeline, strides_between
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.discovery import denoisers
 from magcache.errors import ConfigError, CurveError
+from magcache.frontier import Frontier
 from magcache.hook import (
     apply_mag_cache_hook,
     curve_from,
@@ -28,10 +32,11 @@ from magcache.hook import (
 )
 from magcache.installation import cache_of
 from magcache.keeper import CurveKeeper
-from magcache.planning import Plan, greedy_plan
+from magcache.planner import Planner, path_frontier
+from magcache.planning import Plan
 from magcache.store import curve_path, find_curve, fingerprint
 
-__all__ = ["Enabled", "Stats", "calibrate", "disable", "enable", "plan", "stats"]
+__all__ = ["Enabled", "Stats", "calibrate", "disable", "enable", "frontier", "plan", "stats"]
 
 logger = logging.getLogger("magcache")
 
@@ -90,14 +95,23 @@ def enable(
     target: Any,
     config: MagCacheConfig | None = None,
     *,
+    speedup: float | None = None,
+    max_error: float | None = None,
+    quality: Quality | None = None,
     scheduler: Any = None,
     curves: str | Path | None = None,
 ) -> Enabled:
     """Cache every denoising transformer of a pipeline, or one transformer.
 
-    Magnitude ratios come from `config.mag_ratios`, else from a preset for the checkpoint, else from
-    its own saved curve; where there is none, the first complete run measures it (nothing is
-    skipped) and saves it, and later runs are cached. Enabling again reconfigures.
+    Each run computes the steps that make the picture best for the time: for a `speedup` (steps over
+    computed steps), a `max_error` (predicted root mean square error of the final sample), or a
+    `quality`: "high", "balanced" (the default) or "fast". A `config` without a budget takes the
+    published greedy rule instead.
+
+    What is known of the checkpoint comes from `config.mag_ratios`, else from a preset for it, else
+    from its own saved curve; where there is none (a budget needs more than a list of ratios), the
+    first complete run measures it (nothing is skipped) and saves it, and later runs are cached.
+    Enabling again reconfigures, at once.
 
     target: a diffusers pipeline, or a transformer. For a bare transformer give its `scheduler`, or
         set `config.num_inference_steps`: something has to tell how long a run is. With a scheduler,
@@ -106,7 +120,7 @@ def enable(
 
     Raises `CannotCacheError` for a target without a stack of blocks, and leaves it as it was.
     """
-    config = config or MagCacheConfig()
+    config = _with_budget(config, speedup, max_error, quality)
     transformers = denoisers(target)
     known = {
         name: _known_curve(transformer, target, config, curves)
@@ -126,6 +140,26 @@ def enable(
             expect = functools.partial(clock.expect, target)
             rundown.watch(target, expect, clock.leave, clock.abort)
     return Enabled(target)
+
+
+def _with_budget(
+    config: MagCacheConfig | None,
+    speedup: float | None,
+    max_error: float | None,
+    quality: Quality | None,
+) -> MagCacheConfig:
+    """The settings with the budget that is asked for, if one is."""
+    asked = {"speedup": speedup, "max_error": max_error, "quality": quality}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if not asked:
+        return config or MagCacheConfig(budget=Budget(quality="balanced"))
+    if config is None:
+        return MagCacheConfig(budget=Budget(**asked))  # type: ignore[arg-type]
+    if config.budget is None:
+        return dataclasses.replace(config, budget=Budget(**asked))  # type: ignore[arg-type]
+    nothing = dict.fromkeys(("speedup", "max_error", "quality"))
+    budget = dataclasses.replace(config.budget, **{**nothing, **asked})  # type: ignore[arg-type]
+    return dataclasses.replace(config, budget=budget)
 
 
 def disable(target: Any) -> None:
@@ -168,27 +202,82 @@ def plan(
 ) -> Plan:
     """Which steps a run would compute and which it would skip, without running anything.
 
-    curve: a curve, a list of ratios, or a preset's name. stream: which of its streams; the first by
-    default. sigmas: the run's noise levels, one a step; by default they are laid out over `steps`
-    steps as in the run that was measured.
+    curve: a curve, a list of ratios, or a preset's name. stream: which of its streams; by default
+    what `config.streams` says: for the greedy rule the first, for a budget all. sigmas: the run's
+    noise levels, one a step; by default they are laid out over `steps` steps as in the run that was
+    measured. With a budget, steps count by the change of the noise level, as flow models' do.
     """
     config = config or MagCacheConfig()
+    curve = _curve(curve)
+    planner = Planner(_for_stream(config, curve, stream), curve)
+    timeline = _timeline(curve, steps, stream, sigmas)
+    name = stream or next(iter(curve.streams))
+    return planner.schedule(timeline, name, 0, 0, set()).plan
+
+
+def frontier(
+    curve: MagnitudeCurve | str,
+    steps: int = 28,
+    *,
+    sigmas: Sequence[float] | None = None,
+    config: MagCacheConfig | None = None,
+) -> Frontier:
+    """The best plan for every number of computed steps, with predicted errors.
+
+    curve: a measured curve or its preset's name; a list of ratios alone does not tell enough.
+    config: its budget's limits apply (`max_skip_steps`, `max_residuals`, ...), not its goal.
+    """
+    curve = _curve(curve)
+    config = config or MagCacheConfig(budget=Budget(quality="balanced"))
+    if config.budget is None:
+        raise ConfigError("config has no budget; a frontier needs one's limits")
+    budget = dataclasses.replace(config.budget, speedup=None, max_error=0.0, quality=None)
+    config = dataclasses.replace(config, budget=budget)
+    _require_path(curve)
+    timeline = _timeline(curve, steps, None, sigmas)
+    places = np.asarray(timeline.levels or timeline.fractions)
+    everything = slice(0, timeline.steps)
+    names = list(curve.streams)
+    strides = np.asarray(timeline.strides)
+    return path_frontier(curve, config, places, strides, everything, names)[0]
+
+
+def _curve(curve: MagnitudeCurve | Sequence[float] | str) -> MagnitudeCurve:
     if isinstance(curve, str):
-        curve = presets.load(curve)
-    elif not isinstance(curve, MagnitudeCurve):
-        curve = MagnitudeCurve.from_ratios(curve)
-    if stream is not None and stream not in curve.streams:
+        return presets.load(curve)
+    return curve if isinstance(curve, MagnitudeCurve) else MagnitudeCurve.from_ratios(curve)
+
+
+def _for_stream(
+    config: MagCacheConfig, curve: MagnitudeCurve, stream: str | None
+) -> MagCacheConfig:
+    if config.budget is not None:
+        _require_path(curve)
+    if stream is None:
+        return config
+    if stream not in curve.streams:
         raise CurveError(f"no stream {stream!r} in this curve; it has {', '.join(curve.streams)}")
+    return dataclasses.replace(config, streams="apart")
+
+
+def _timeline(
+    curve: MagnitudeCurve, steps: int, stream: str | None, sigmas: Sequence[float] | None
+) -> Timeline:
     if sigmas is not None and curve.axis != "noise":
         raise CurveError("this curve knows steps, not noise levels: give steps, not sigmas")
     places = tuple(sigmas) if sigmas is not None else curve.places(steps, stream)
-    return greedy_plan(
-        curve.ratios(places, stream),
-        len(places),
-        threshold=config.threshold,
-        max_skip_steps=config.max_skip_steps,
-        retention_ratio=config.retention_ratio,
-    )
+    if curve.axis == "fraction":
+        return Timeline(places, None, (1 / len(places),) * len(places))
+    fractions = tuple(i / len(places) for i in range(len(places)))
+    return Timeline(fractions, places, strides_between(places))
+
+
+def _require_path(curve: MagnitudeCurve) -> None:
+    if not curve.has_path:
+        raise CurveError(
+            "this curve knows ratios only, and a budget needs what magcache.calibrate measures "
+            "beside them: calibrate the checkpoint, or use the greedy rule (no budget)"
+        )
 
 
 def calibrate(
@@ -232,19 +321,25 @@ def _known_curve(
     """The curve to use, if any is known, and in words where it comes from."""
     stack = stack_of(transformer, config)
     if config.mag_ratios is not None:
-        return curve_from(config, stack.strategy), "magnitude ratios from the settings"
+        curve = curve_from(config, stack.strategy)
+        if config.budget is not None and curve is not None:
+            _require_path(curve)
+        return curve, "curve from the settings"
     if config.mag_calibrate:
         return None, "calibrating, nothing is skipped"
     ids = (compat.checkpoint_id(transformer), compat.checkpoint_id(target))
     preset = presets.for_checkpoint((fingerprint(transformer), *(i for i in ids if i)))
-    if preset is not None:
-        return presets.load(preset), f"magnitude ratios from the preset {preset}"
-    saved = find_curve(transformer, folder)
-    if saved is not None:
-        return saved, f"magnitude ratios from {curve_path(transformer, folder)}"
-    if stack.strategy.mag_ratios is not None:
-        return curve_from(config, stack.strategy), "magnitude ratios of the architecture"
-    return None, "no curve for this checkpoint: the first complete run measures it, uncached"
+    candidates: list[tuple[Callable[[], MagnitudeCurve | None], str]] = [
+        (lambda: presets.load(preset) if preset else None, f"curve from the preset {preset}"),
+        (lambda: find_curve(transformer, folder), f"curve from {curve_path(transformer, folder)}"),
+        (lambda: curve_from(config, stack.strategy), "magnitude ratios of the architecture"),
+    ]
+    for find, source in candidates:
+        curve = find()
+        if curve is not None and (config.budget is None or curve.has_path):
+            return curve, source
+    lacking = "no curve" if config.budget is None else "no calibration"
+    return None, f"{lacking} for this checkpoint: the first complete run measures it, uncached"
 
 
 def _clock_for(

@@ -12,6 +12,7 @@ from torch import nn
 from magcache.errors import CannotCacheError
 from magcache.learning import learn_route
 from magcache.outputs import output_tensors, replace_output
+from magcache.residual import ResidualMisfitError, ResidualParts
 from magcache.route import OUTPUT, Exit, Route, Source
 from magcache.standin import (
     Call,
@@ -29,9 +30,8 @@ from magcache.strategy import MagCacheStrategy
 __all__ = [
     "MagCacheBlockHook",
     "MagCacheHeadHook",
-    "ResidualMisfitError",
-    "ResidualParts",
     "Stack",
+    "Walked",
     "find_block_lists",
 ]
 
@@ -39,16 +39,15 @@ Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class ResidualParts:
-    """A residual, the dtypes of the values it was taken from, and the kind of call it is of."""
+class Walked:
+    """A computed call: its output, its residual, and the values past the stack that it is part of.
 
-    tensors: tuple[torch.Tensor, ...]
-    dtypes: tuple[torch.dtype, ...]
-    kind: Kind
+    `parts` is None where the stack adds nothing that can be seen in the output.
+    """
 
-
-class ResidualMisfitError(Exception):
-    """A residual does not fit where it should be added; the call must be computed."""
+    output: Any
+    parts: ResidualParts | None
+    values: tuple[torch.Tensor, ...] = ()
 
 
 def find_block_lists(module: nn.Module, strategy: MagCacheStrategy) -> tuple[str, ...]:
@@ -124,8 +123,8 @@ def _cross(
         crossing.parts += [strategy.compute_residual(value, base) for value, base in pairs]
         return dict(zip(exit.arguments, computed, strict=True))
     crossing.dtypes += [argument.dtype for argument in arguments]
+    crossing.values += arguments
     if crossing.measured:
-        crossing.values += arguments
         return {}
     for argument, source in zip(arguments, exit.sources, strict=True):
         assert source is not None
@@ -279,11 +278,8 @@ class Stack:
         known = {name for passage in self._passages.values() for name in passage.lists}
         return tuple(name for name in self.lists if name in known)
 
-    def walk(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
-        """Compute the call; returns its output and the residual.
-
-        The residual is None where the stack adds nothing that can be seen in the output.
-        """
+    def walk(self, forward: Forward, call: Call) -> Walked:
+        """Compute the call."""
         passage = self._passage(call)
         if passage is None:
             return self._learn(forward, call)
@@ -293,7 +289,8 @@ class Stack:
             if crossing.measured:
                 crossing.replay = True
                 passage.run(self.module, passage.over, forward, passage.route.stepped(call))
-            return output, ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes), call.kind)
+            parts = ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes), call.kind)
+            return Walked(output, parts, tuple(crossing.values))
         finally:
             crossing.clear()
 
@@ -312,13 +309,14 @@ class Stack:
         passage = self._passages.get(call.kind)
         return passage if passage is not None and passage.still_stands() else None
 
-    def _learn(self, forward: Forward, call: Call) -> tuple[Any, ResidualParts | None]:
+    def _learn(self, forward: Forward, call: Call) -> Walked:
         learned = learn_route(self.module, self.lists, self.eager or forward, call)
         if learned.route is None:
-            return learned.output, None
+            return Walked(learned.output, None)
         passage = _Passage(self.module, learned.lists, learned.route, self.strategy)
         self._passages[call.kind] = passage
         pairs = zip(learned.values, learned.bases, strict=True)
         parts = tuple(self.strategy.compute_residual(value, base) for value, base in pairs)
         dtypes = tuple(value.dtype for value in learned.values)
-        return learned.output, ResidualParts(parts, dtypes, call.kind)
+        residual = ResidualParts(parts, dtypes, call.kind)
+        return Walked(learned.output, residual, tuple(learned.values))

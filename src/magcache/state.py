@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from magcache.clock import Moment, Timeline
+from magcache.planner import Schedule
 from magcache.planning import Plan
-from magcache.stack import ResidualParts
+from magcache.residual import ResidualParts, combined
 
 __all__ = ["MagCacheState", "Streams"]
 
@@ -29,14 +30,15 @@ class MagCacheState:
     """What one stream knows while a run is on: its plan, its residual, and what was done so far.
 
     A stream is one chain of denoising calls. `order` numbers the streams of a model by their first
-    call. The residual, and the one before while calibrating, are the only tensors kept.
+    call. `held` are the last computed residuals with their steps, the newest last: the only tensors
+    kept.
     """
 
     stream: str
     order: int
     timeline: Timeline
-    plan: Plan | None
-    parts: ResidualParts | None = None
+    schedule: Schedule | None
+    held: list[tuple[int, ResidualParts]] = field(default_factory=list)
     last_computed: int | None = None
     breaks: set[int] = field(default_factory=set)
     happened: list[str] = field(default_factory=list)
@@ -48,22 +50,42 @@ class MagCacheState:
         self.planned = str(self.plan) if self.plan else "C" * self.timeline.steps
 
     @property
+    def plan(self) -> Plan | None:
+        """Which steps are computed; None while calibrating."""
+        return self.schedule.plan if self.schedule else None
+
+    def residual_of(self, step: int) -> ResidualParts | None:
+        """What the skipped `step` adds, made of the residuals held; None if none is."""
+        if not self.held:
+            return None
+        assert self.schedule is not None
+        newest = self.held[-1][1]
+        alike = [(s, parts) for s, parts in self.held if parts.like(newest)]
+        steps, residuals = zip(*alike, strict=True)
+        return combined(residuals, self.schedule.coefficients(steps, step))
+
+    def make_room(self) -> None:
+        """Let go of the oldest residual if the next one takes its place."""
+        most = self.schedule.reuse.most if self.schedule else 2
+        del self.held[: max(0, len(self.held) - most + 1)]
+
+    @property
     def residual(self) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         """The last computed residual: one tensor, or a tuple (hidden, encoder)."""
-        if self.parts is None:
+        if not self.held:
             return None
-        tensors = self.parts.tensors
+        tensors = self.held[-1][1].tensors
         return tensors[0] if len(tensors) == 1 else tensors
 
     def stale(self, step: int) -> bool:
-        """Whether the residual at hand is not the one that the plan skips `step` with.
+        """Whether the residual at hand is older than the one that the plan skips `step` with.
 
         So it is when a stream was not called at a step that the plan computes (guidance that is
         off for a while).
         """
         assert self.plan is not None
         planned = next(i for i in range(step - 1, -1, -1) if self.plan.computed[i])
-        return self.last_computed != planned
+        return self.last_computed is None or self.last_computed < planned
 
     def note(self, step: int, *, computed: bool) -> None:
         """Write down what was done at `step`."""

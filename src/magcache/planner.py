@@ -1,0 +1,162 @@
+"""The plan of each run: by the greedy rule, or the best one for a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from magcache.clock import Timeline
+from magcache.config import MagCacheConfig
+from magcache.curve import MagnitudeCurve
+from magcache.frontier import Frontier, frontier
+from magcache.planning import Plan, greedy_plan
+from magcache.reuse import Reuse
+
+__all__ = ["Planner", "Schedule", "path_frontier"]
+
+Array = npt.NDArray[np.float64]
+
+# Runs of as many different lengths and schedules are remembered.
+_REMEMBERED = 16
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A stream's plan for a run, and how its skipped steps reuse residuals."""
+
+    plan: Plan
+    reuse: Reuse
+    _known: dict[tuple[tuple[int, ...], int], tuple[float, ...]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def coefficients(self, held: tuple[int, ...], step: int) -> tuple[float, ...]:
+        """With which numbers the residuals of the steps `held` make that of `step`."""
+        if (held, step) not in self._known:
+            self._known[held, step] = self.reuse.coefficients(held, step)
+        return self._known[held, step]
+
+    def computing(self, steps: set[int]) -> Schedule:
+        """The same, but for some steps that are computed."""
+        computed = tuple(c or i in steps for i, c in enumerate(self.plan.computed))
+        return replace(self, plan=replace(self.plan, computed=computed))
+
+
+class Planner:
+    """Plans the runs of one transformer, and remembers the plans.
+
+    Under guidance the streams are decided together, or apart by `config.streams`. Together means
+    one plan for all: the first stream's for the greedy rule, and that with the least error summed
+    over the streams for a budget.
+    """
+
+    def __init__(self, config: MagCacheConfig, curve: MagnitudeCurve) -> None:
+        self.config = config
+        self.curve = curve
+        self._known: dict[tuple[object, ...], Schedule] = {}
+
+    def schedule(
+        self, timeline: Timeline, stream: str, order: int, start: int, breaks: set[int]
+    ) -> Schedule:
+        """The schedule of a stream.
+
+        start: the first step at which the transformer is called in this run. breaks: steps at which
+        the stream had no residual to reuse; they are computed.
+        """
+        if self.config.streams == "joint":
+            stream, order = next(iter(self.curve.streams)), 0
+        key = (timeline, stream, order, start, frozenset(breaks))
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            make = self._greedy if self.config.budget is None else self._planned
+            self._known[key] = make(timeline, stream, order, start, breaks)
+        return self._known[key]
+
+    def _greedy(
+        self, timeline: Timeline, stream: str, order: int, start: int, breaks: set[int]
+    ) -> Schedule:
+        places = self._places(timeline, stream)
+        plan = greedy_plan(
+            self.curve.stream(stream, order).at(places),
+            timeline.steps,
+            threshold=self.config.threshold,
+            max_skip_steps=self.config.max_skip_steps,
+            retention_ratio=self.config.retention_ratio,
+            breaks=breaks | ({start} if start else set()),
+        )
+        return Schedule(plan, Reuse("as_is", np.zeros((0, 0)), np.asarray(places), 1))
+
+    def _planned(
+        self, timeline: Timeline, stream: str, order: int, start: int, breaks: set[int]
+    ) -> Schedule:
+        budget = self.config.budget
+        assert budget is not None
+        joint = self.config.streams == "joint"
+        places = np.asarray(self._places(timeline, stream))
+        names = list(self.curve.streams) if joint else [stream]
+        known = _known_steps(self.curve, names, places, start)
+        best, reuse = path_frontier(
+            self.curve, self.config, places, np.asarray(timeline.strides), known, names, order
+        )
+        part = budget.choose(best)
+        begin, end = known.start, known.stop
+        plan = Plan(
+            (True,) * begin + part.computed + (True,) * (timeline.steps - end),
+            (1.0,) * timeline.steps,
+            (0.0,) * begin + part.errors + (0.0,) * (timeline.steps - end),
+        )
+        return Schedule(plan, reuse).computing(breaks)
+
+    def _places(self, timeline: Timeline, stream: str) -> tuple[float, ...]:
+        if self.curve.axis == "fraction":
+            return timeline.fractions
+        return timeline.levels or self.curve.places(timeline.steps, stream)
+
+
+def path_frontier(
+    curve: MagnitudeCurve,
+    config: MagCacheConfig,
+    places: Array,
+    strides: Array,
+    known: slice,
+    names: list[str],
+    order: int = 0,
+) -> tuple[Frontier, Reuse]:
+    """The frontier of the steps in `known` of a run, and the reuse over the whole of it.
+
+    places, strides: of every step of the run. names: streams whose errors are summed.
+    """
+    budget = config.budget
+    assert budget is not None
+    streams = [curve.stream(name, order) for name in names]
+    path = np.concatenate([stream.path_at(places) for stream in streams], axis=1)
+    path /= np.sqrt(len(streams))
+    scale = np.mean([stream.scale_at(places) for stream in streams], axis=0)
+    inner = path @ path.T
+    weights = strides / np.maximum(scale, 1e-30)
+    part = Reuse(budget.reuse, inner[known, known], places[known], budget.max_residuals)
+    best = frontier(
+        part,
+        weights[known],
+        max_skip_steps=budget.max_skip_steps,
+        first=budget.first_steps,
+        last=budget.last_steps,
+        up_to=budget.computed_steps(len(part.places)),
+    )
+    return best, Reuse(budget.reuse, inner, places, budget.max_residuals)
+
+
+def _known_steps(curve: MagnitudeCurve, names: list[str], places: Array, start: int) -> slice:
+    """The steps from `start` on that lie where the curve was measured, half a step beyond allowed.
+
+    An expert's curve covers its part of the noise scale only.
+    """
+    measured = np.concatenate([curve.stream(name).places for name in names])
+    slack = np.abs(np.diff(np.unique(measured))).max(initial=0.0)
+    inside = (places >= measured.min() - slack) & (places <= measured.max() + slack)
+    inside[:start] = False
+    steps = np.flatnonzero(inside)
+    return slice(int(steps[0]), int(steps[-1]) + 1) if len(steps) else slice(start, start + 1)
