@@ -14,7 +14,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from dit import load_class_pipeline
-from solvers import SecondOrderFlowScheduler
+from solvers import EvenFlowScheduler, EvenSecondOrderFlowScheduler, SecondOrderFlowScheduler
 
 from magcache.demo import load_demo_pipeline, prompts
 
@@ -72,7 +72,9 @@ def _flow_solvers(shift: float) -> dict[str, Any]:
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
     return {
         "Euler": FlowMatchEulerDiscreteScheduler(shift=shift),
+        "Euler, even": EvenFlowScheduler(shift=shift),
         "AB2": SecondOrderFlowScheduler(shift=shift),
+        "AB2, even": EvenSecondOrderFlowScheduler(shift=shift),
         "DPM++ 2M": DPMSolverMultistepScheduler(**flow),
         "UniPC": UniPCMultistepScheduler(**flow),
     }

@@ -17,7 +17,7 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ class Bench:
         self.things = [unseen[i * len(unseen) // PICTURES] for i in range(PICTURES)]
         self.start = noise(self.family, range(1000, 1000 + PICTURES))
         self.curve = family_curve(self.family)
+        self.failed: dict[str, str] = {}
         self.fine = self._fine()
         with Work(self.pipe) as work:
             self.plain = self.draw(self.pipe, scenario.steps)
@@ -184,8 +185,14 @@ class Bench:
             count = min(self.scenario.peers, len(peer.values))
             for value in (peer.values[i * len(peer.values) // count] for i in range(count)):
                 setting = Setting(self.family, self.scenario.steps, self.curve, value, fit)
-                with peer.apply(self.pipe, setting) as pipe, Work(pipe) as work:
-                    pictures = self.draw(pipe, self.scenario.steps)
+                try:
+                    with peer.apply(self.pipe, setting) as pipe, Work(pipe) as work:
+                        pictures = self.draw(pipe, self.scenario.steps)
+                except Exception as error:
+                    # A peer that does not run here is named in the results, with its reason.
+                    self.failed[peer.name] = f"{type(error).__name__}: {error}"
+                    logger.warning("%s: %r", peer.name, error)
+                    break
                 share = peer.share(work.done / self.whole, blocks)
                 label = "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 self.add(peer.name, label, share, pictures)
@@ -270,23 +277,35 @@ def greedy_configs(
     return [plans[i * len(plans) // 2] for i in range(min(2, len(plans)))]
 
 
-def run(name: str) -> None:
-    scenario = SCENARIOS[name]
-    bench = Bench(scenario)
-    parts: list[Callable[[], None]] = [bench.ours, bench.fewer, bench.greedy, bench.uniform]
-    if scenario.peers:
-        parts.append(bench.peers)
+PARTS = ("ours", "fewer", "greedy", "uniform", "peers")
+
+
+def run(name: str, parts: Sequence[str]) -> None:
+    """Run parts of a scenario; rows of other methods that are on file stay."""
+    bench = Bench(SCENARIOS[name])
     for part in parts:
-        part()
+        if part != "peers" or bench.scenario.peers:
+            getattr(bench, part)()
+            save(bench, RESULTS / f"{name}.json")
+
+
+def save(bench: Bench, path: Path) -> None:
+    """Write what there is so far."""
+    rows = bench.rows
+    if path.exists():
+        done = {row["method"] for row in rows}
+        before = json.loads(path.read_text())["rows"]
+        rows = [*rows, *(row for row in before if row["method"] not in done)]
     result = {
         "machine": machine(),
-        "scenario": asdict(scenario),
+        "scenario": asdict(bench.scenario),
         "pictures": PICTURES,
         "curve": bench.curve.provenance,
-        "rows": bench.rows,
+        "failed": bench.failed,
+        "rows": rows,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -294,6 +313,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=list(SCENARIOS), metavar="NAME")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -301,7 +321,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     for name in options.names:
         logger.info("== %s", name)
-        run(name)
+        run(name, options.parts)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,10 @@ GROUPS = {
     "the published rule": ("greedy", "greedy, streams apart", "uniform"),
     "fewer steps": (
         "fewer steps, Euler",
+        "fewer steps, Euler, even",
         "fewer steps, DDIM",
         "fewer steps, AB2",
+        "fewer steps, AB2, even",
         "fewer steps, DPM++ 2M",
         "fewer steps, UniPC",
     ),

@@ -23,9 +23,12 @@ RuleName = Literal["as_is", "scaled", "linear", "fitted"]
 # -> coefficients [n, m]; the newest residual at hand stands last.
 Rule = Callable[[Array, Array, Steps, Steps], Array]
 
-# What rounding a residual to bfloat16 adds to it, as a share of its square: coefficients that
-# would amplify more than that are not worth what they gain.
-_RIDGE = 1e-5
+# Prompts differ: weight that the fit gives to staying at the newest residual, as a share of how
+# far the residuals at hand are apart.
+_RIDGE = 1e-2
+# What rounding a residual to bfloat16 adds to it, as a share of its square.
+_ROUNDING = 1e-5
+_TINY = 1e-30
 
 
 def as_is(inner: Array, places: Array, held: Steps, step: Steps) -> Array:
@@ -56,13 +59,28 @@ def linear(inner: Array, places: Array, held: Steps, step: Steps) -> Array:
 
 
 def fitted(inner: Array, places: Array, held: Steps, step: Steps) -> Array:
-    """Least squares over the calibration's residuals, with a ridge that bounds coefficients."""
-    products = inner[held[:, :, None], held[:, None, :]]
-    count = held.shape[1]
-    ridge = _RIDGE * np.trace(products, axis1=1, axis2=2) / count
-    products = products + np.maximum(ridge, _TINY)[:, None, None] * np.eye(count)
-    wanted = inner[held, step[:, None]]
-    return np.asarray(np.linalg.solve(products, wanted[..., None])[..., 0])
+    """Least squares over the calibration's residuals, among combinations that add up to 1.
+
+    So residuals that do not change are reused as they are, and what is special about a prompt is
+    not shrunk: plain least squares are closer at each step and farther at the end of the run,
+    because their errors all point the same way.
+    """
+    newest, others = held[:, -1], held[:, :-1]
+    count = others.shape[1]
+    if count == 0:
+        return as_is(inner, places, held, step)
+    # Inner products of the others' and the skipped step's differences from the newest.
+    near = inner[others, newest[:, None]]
+    length = inner[newest, newest]
+    products = inner[others[:, :, None], others[:, None, :]]
+    products = products - near[:, :, None] - near[:, None, :] + length[:, None, None]
+    wanted = inner[others, step[:, None]] - near
+    wanted += (length - inner[newest, step])[:, None]
+    spread = np.trace(products, axis1=1, axis2=2) / count
+    ridge = np.maximum(_RIDGE * spread + _ROUNDING * length, _TINY)
+    products += ridge[:, None, None] * np.eye(count)
+    found = np.linalg.solve(products, wanted[..., None])[..., 0]
+    return np.concatenate([found, 1 - found.sum(1, keepdims=True)], axis=1)
 
 
 RULES: dict[RuleName, Rule] = {
@@ -71,7 +89,6 @@ RULES: dict[RuleName, Rule] = {
     "linear": linear,
     "fitted": fitted,
 }
-_TINY = 1e-30
 
 
 @dataclass(frozen=True)
