@@ -25,7 +25,7 @@ from magcache.machine import machine
 
 RESULTS = Path(__file__).parent / "results/transfer.json"
 TABLES = Path(__file__).parent.parent / "tests/data/mag_ratios.json"
-PICTURES = 4
+PICTURES = 8
 PLANS = {
     "greedy 0.06/3/0.2": MagCacheConfig(0.06, 3, 0.2),
     "greedy 0.12/4/0.2": MagCacheConfig(0.12, 4, 0.2),
@@ -60,7 +60,18 @@ def compared(
     for name, config in PLANS.items():
         plans = [magcache.plan(c, config, sigmas=levels).computed for c in (own, other)]
         differing[name] = sum(a != b for a, b in zip(*plans, strict=True)) / len(levels) * 50
-    return {"mean_ratio_error": statistics.fmean(errors), "differing_of_50": differing}
+    best = magcache.frontier(own, sigmas=levels)
+    excess = {}
+    for name, config in PLANS.items():
+        if config.budget is not None:
+            plans = [magcache.plan(c, config, sigmas=levels).computed for c in (own, other)]
+            least, found = map(best.error_of, plans)
+            excess[name] = found / least
+    return {
+        "mean_ratio_error": statistics.fmean(errors),
+        "differing_of_50": differing,
+        "error_over_the_best": excess,
+    }
 
 
 def shipped_model() -> Iterator[dict[str, Any]]:

@@ -96,6 +96,17 @@ def test_looking_at_fewer_plans_gives_the_same_ones() -> None:
     assert [some.plan(c) for c in some.counts] == [every.plan(c) for c in some.counts]
 
 
+def test_any_plan_has_a_predicted_error() -> None:
+    found = smooth_frontier()
+    for count, error in zip(found.counts, found.errors, strict=True):
+        assert found.error_of(found.plan(count).computed) == pytest.approx(error)
+    uniform = [step % 2 == 0 for step in range(20)]
+    assert found.error_of(uniform) >= found.errors[found.counts.index(10)]
+    for wrong in ([True] * 19, [False] + [True] * 19, []):
+        with pytest.raises(ConfigError, match="expected 20 steps"):
+            found.error_of(wrong)
+
+
 def test_within_takes_the_fewest_steps_that_do() -> None:
     found = smooth_frontier()
     for count, error in zip(found.counts, found.errors, strict=True):

@@ -17,7 +17,7 @@ __all__ = ["QUALITIES", "Budget", "Quality"]
 Quality = Literal["high", "balanced", "fast"]
 
 # Largest predicted error of each. docs/figures.md has what they came to on the models measured.
-QUALITIES: dict[Quality, float] = {"high": 0.002, "balanced": 0.006, "fast": 0.02}
+QUALITIES: dict[Quality, float] = {"high": 0.002, "balanced": 0.005, "fast": 0.012}
 
 
 @dataclass(frozen=True)

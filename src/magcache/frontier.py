@@ -7,12 +7,13 @@ computed step costs the errors of the steps that are skipped in between. Pure fu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from magcache.errors import ConfigError
 from magcache.planning import Plan
 from magcache.reuse import Reuse
 
@@ -49,6 +50,16 @@ class Frontier:
         count = min(self.counts, key=lambda known: abs(known - computed))
         mask = self._mask(count)
         return Plan(mask, (1.0,) * self.steps, self._step_errors(mask))
+
+    def error_of(self, computed: Sequence[bool]) -> float:
+        """Predicted error of any plan: one boolean a step, True where it is computed."""
+        if len(computed) != self.steps or not any(computed[:1]):
+            raise ConfigError(
+                f"found a plan of {len(computed)} steps, its first one "
+                f"{'computed' if any(computed[:1]) else 'not computed'}; expected {self.steps} "
+                "steps, the first one computed"
+            )
+        return math.hypot(*self._step_errors(tuple(computed)))
 
     def within(self, max_error: float) -> Plan:
         """The plan with the fewest computed steps whose predicted error is no more than this."""
@@ -96,15 +107,19 @@ def frontier(
         return tuple(computed for part, share in shares for computed in part.mask(share))
 
     def step_errors(mask: Mask) -> tuple[float, ...]:
-        found, held = [], list[int]()
+        found = np.zeros(steps)
+        held: list[int] = []
+        cases: dict[int, list[tuple[int, list[int]]]] = {}
         for step, computed in enumerate(mask):
             held = [] if step in starts else held
             if computed:
                 held = [*held, step][-reuse.most :]
-                found.append(0.0)
             else:
-                found.append(math.sqrt(errors(np.array([held]), np.array([step]))[0]))
-        return tuple(found)
+                cases.setdefault(len(held), []).append((step, held))
+        for alike in cases.values():
+            skipped, at = zip(*alike, strict=True)
+            found[list(skipped)] = errors(np.array(at), np.array(skipped))
+        return tuple(np.sqrt(found).tolist())
 
     roots = tuple(math.sqrt(costs[count]) for count in counts)
     return Frontier(steps, counts, roots, mask, step_errors)
@@ -193,12 +208,12 @@ def _gap_costs(errors: Errors, begin: int, size: int, gap: int, history: int) ->
     # Where the rule does not look so far back, one case stands for all.
     seen = reachable & ((held_count > 2) | (older == 0)) & ((held_count > 1) | (back == 0))
     costs = np.zeros((gap + 1, len(newest)))
-    for g in range(2, gap + 1):
-        step = newest + g - 1
-        for count in range(1, history + 1):
-            which = np.flatnonzero(seen & (held_count == count) & (step < size))
-            held = (newest - ages[:count])[::-1, which].T
-            costs[g, which] = errors(begin + held, begin + step[which])
+    ahead = np.arange(2, gap + 1)[:, None] - 1
+    fits = seen & (newest + ahead < size)
+    for count in range(1, history + 1):
+        which_gap, which = np.nonzero(fits & (held_count == count))
+        held = (newest - ages[:count])[::-1, which].T
+        costs[2 + which_gap, which] = errors(begin + held, begin + newest[which] + 1 + which_gap)
     summed: Array = costs.cumsum(0).reshape(gap + 1, gap + 1, gap + 1, size)
     if history < 3:
         summed[:] = summed[:, :, :1]

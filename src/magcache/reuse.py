@@ -65,22 +65,25 @@ def fitted(inner: Array, places: Array, held: Steps, step: Steps) -> Array:
     not shrunk: plain least squares are closer at each step and farther at the end of the run,
     because their errors all point the same way.
     """
-    newest, others = held[:, -1], held[:, :-1]
-    count = others.shape[1]
-    if count == 0:
+    *others, newest = held.T
+
+    def apart(a: Steps, b: Steps) -> Array:
+        """Inner product of two residuals' differences from the newest."""
+        moved = inner[a, b] - inner[a, newest] - inner[newest, b] + inner[newest, newest]
+        return np.asarray(moved)
+
+    if not others:
         return as_is(inner, places, held, step)
-    # Inner products of the others' and the skipped step's differences from the newest.
-    near = inner[others, newest[:, None]]
-    length = inner[newest, newest]
-    products = inner[others[:, :, None], others[:, None, :]]
-    products = products - near[:, :, None] - near[:, None, :] + length[:, None, None]
-    wanted = inner[others, step[:, None]] - near
-    wanted += (length - inner[newest, step])[:, None]
-    spread = np.trace(products, axis1=1, axis2=2) / count
-    ridge = np.maximum(_RIDGE * spread + _ROUNDING * length, _TINY)
-    products += ridge[:, None, None] * np.eye(count)
-    found = np.linalg.solve(products, wanted[..., None])[..., 0]
-    return np.concatenate([found, 1 - found.sum(1, keepdims=True)], axis=1)
+    wanted = [apart(k, step) for k in others]
+    lengths = [apart(k, k) for k in others]
+    ridge = _RIDGE * sum(lengths) / len(others) + _ROUNDING * inner[newest, newest] + _TINY
+    if len(others) == 1:
+        found = [wanted[0] / (lengths[0] + ridge)]
+    else:
+        a, b, c = lengths[0] + ridge, apart(others[0], others[1]), lengths[1] + ridge
+        x, y = wanted
+        found = [(c * x - b * y) / (a * c - b * b), (a * y - b * x) / (a * c - b * b)]
+    return np.stack([*found, 1 - sum(found)], axis=1)
 
 
 RULES: dict[RuleName, Rule] = {
@@ -117,9 +120,11 @@ class Reuse:
 
     def errors(self, held: Steps, step: Steps) -> Array:
         """Mean square error of each case: held [n, m], step [n] -> [n]."""
-        c = RULES[self.rule](self.inner, self.places, held, step)
-        wanted = self.inner[held, step[:, None]]
-        products = self.inner[held[:, :, None], held[:, None, :]]
-        error = self.inner[step, step] - 2 * (c * wanted).sum(1)
-        error += np.einsum("ni,nij,nj->n", c, products, c)
+        coefficients = RULES[self.rule](self.inner, self.places, held, step).T
+        error = self.inner[step, step]
+        pairs = list(zip(coefficients, held.T, strict=True))
+        for i, (c, at) in enumerate(pairs):
+            error = error + c * (c * self.inner[at, at] - 2 * self.inner[at, step])
+            for other, there in pairs[:i]:
+                error = error + 2 * c * other * self.inner[at, there]
         return np.asarray(np.maximum(error, 0.0))
