@@ -31,6 +31,7 @@ logger = logging.getLogger("magcache")
 
 Forward = Callable[..., Any]
 MeasuredListener = Callable[["TransformerCache", dict[str, Measurements]], None]
+RunListener = Callable[["TransformerCache"], None]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class TransformerCache:
         self._planner: Planner | None = None
         self.curve = curve
         self.on_measured = on_measured
+        # Told before each run's first call; may give another curve.
+        self.on_run: RunListener | None = None
         self.states: dict[str, MagCacheState] = {}
         self.last_run: tuple[StreamStats, ...] = ()
         # Calls outside any stream that had to be computed, by reason.
@@ -154,6 +157,8 @@ class TransformerCache:
         if state is None:
             if not self.states:
                 compat.refuse_other_cache(self.stack.module)
+                if self.on_run is not None:
+                    self.on_run(self)
                 self._start = moment.step
             state = self.states[name] = self._new_state(name, moment)
         return self._step(forward, call, state, moment.step)
