@@ -24,6 +24,7 @@ from magcache.sketch import Sketcher
 from magcache.stack import Stack, Walked
 from magcache.standin import Call
 from magcache.state import MagCacheState, Streams
+from magcache.storage import store
 
 __all__ = ["MeasuredListener", "StreamStats", "TransformerCache"]
 
@@ -184,7 +185,9 @@ class TransformerCache:
             state.held.clear()
             self._warn("the blocks leave the output unchanged; there is no residual to reuse")
         else:
-            state.held.append((step, walked.parts))
+            # A measurement compares residuals, and must not see what storing costs.
+            storage = "device" if self.calibrating else self.config.residual_storage
+            state.held.append((step, store(walked.parts, storage)))
         self._note(state, step, computed=True)
         return walked.output
 
@@ -221,7 +224,7 @@ class TransformerCache:
         self.residual_shape = tuple(now[0].shape)
         metrics = None
         if state.held and measured.taken:
-            before = state.held[-1][1].tensors
+            before = state.held[-1][1].load().tensors
             if [t.shape for t in now] == [t.shape for t in before]:
                 moved = tuple(t.to(now[0].device) for t in before)
                 metrics = self.stack.strategy.compute_calibration_metrics(now, moved)
