@@ -1,270 +1,307 @@
-"""What caching costs in quality on the shipped model, beside fewer steps and diffusers' MagCache.
+"""What caching costs in quality: ours beside fewer steps and every other cache there is.
 
-Every prompt is drawn plainly, with the cache at several settings, with diffusers' MagCache at the
-same settings and ratios, and plainly with as few steps as the cache computed. Quality is measured
-against the plain pipeline's own picture from the same noise, and against the fine solution (200
-steps). Pictures are drawn in batches; times are taken apart, one picture at a time, in turn.
+Each scenario (a model, a number of steps, a schedule, a guidance) is drawn plainly and by each
+method from the same noise, with prompts and seeds that calibration has not seen. Quality is
+measured against the plain pipeline's own picture of the same seed, and against the fine solution
+(200 steps). Computed share is counted in multiplications of the blocks' linear layers, so that
+caches which run a part of the blocks are counted alike.
 
-diffusers' MagCache needs a cache context around each call, which a pipeline of its own would set
-and SD3's does not; here the contexts are set for it, so that it is compared at its best.
+`python quality.py NAME ...` runs scenarios by name (all of them by default) and writes
+results/quality/NAME.json; several processes may run different ones at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
-import math
-import statistics
-import time
+import logging
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from diffusers.hooks import HookRegistry, mag_cache
-from diffusers.hooks.hooks import CacheContext, _set_cache_context
-from rich.console import Console
-from rich.table import Table
+from families import FAMILIES, Family, noise
+from peers import PEERS, Setting, Work, fit_tea_cache
 
 import magcache
-from magcache.demo import EmojiPipeline, load_demo_pipeline, prompts
+from magcache import Budget, MagCacheConfig, MagnitudeCurve, presets
 from magcache.machine import machine
 from magcache.metrics import Spread, psnr, ssim
 
-SETTINGS = {
-    "0.06/3/0.2": (0.06, 3, 0.2),
-    "0.12/4/0.2": (0.12, 4, 0.2),
-    "0.24/5/0.1": (0.24, 5, 0.1),
-}
+RESULTS = Path(__file__).parent / "results/quality"
+BUILD = Path(__file__).parent.parent / "build"
 FINE_STEPS = 200
-GUIDANCE = 3.0
+PICTURES = 24
+CALIBRATION = 16
+SPEEDUPS = (1.3, 1.5, 2.0, 2.5, 3.0, 4.0)
+COMPARED = (1.5, 2.0, 3.0)
+logger = logging.getLogger("quality")
 
 
-def noise(pipe: EmojiPipeline, seeds: list[int]) -> torch.Tensor:
-    """One start per picture, the same for every method."""
-    config = pipe.transformer.config
-    shape = (1, config.in_channels, config.sample_size, config.sample_size)
-    return torch.cat(
-        [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
-    )
+@dataclass(frozen=True)
+class Scenario:
+    """What is drawn, and which methods are tried. `sampler` None is the family's own."""
+
+    family: str
+    steps: int
+    shift: float = 1.0
+    guidance: float = 3.0
+    sampler: str | None = None
+    speedups: tuple[float, ...] = SPEEDUPS
+    rules: bool = True
+    # How many settings of each peer are tried.
+    peers: int = 0
+    # Also with a curve measured in this very scenario, beside the family's own.
+    calibrate_here: bool = False
 
 
-def draw(pipe: EmojiPipeline, texts: list[str], start: torch.Tensor, steps: int) -> torch.Tensor:
-    """Pictures [n, 3, size, size] in [0, 1]."""
-    pictures = pipe(
-        texts,
-        num_inference_steps=steps,
-        guidance_scale=GUIDANCE,
-        latents=start,
-        output_type="pt",
-        return_dict=False,
-    )[0]
-    assert isinstance(pictures, torch.Tensor)
-    return pictures
+SCENARIOS = {
+    "demo-20": Scenario("demo", 20, peers=2),
+    "demo-28": Scenario("demo", 28, peers=4),
+    "demo-50": Scenario("demo", 50, peers=2),
+    "demo-28-shift3": Scenario("demo", 28, shift=3.0, peers=2, calibrate_here=True),
+    "demo-8": Scenario("demo", 8, speedups=(1.3, 1.6, 2.0, 2.7)),
+    "demo-28-cfg1": Scenario("demo", 28, guidance=1.0, speedups=COMPARED, calibrate_here=True),
+    "demo-28-cfg7": Scenario("demo", 28, guidance=7.0, speedups=COMPARED, calibrate_here=True),
+    "demo-28-dpm": Scenario(
+        "demo", 28, sampler="DPM++ 2M", speedups=COMPARED, rules=False, calibrate_here=True
+    ),
+    "dit-28": Scenario("dit", 28, peers=4),
+    "dit-50": Scenario("dit", 50, peers=2),
+    "dit-28-cfg1": Scenario("dit", 28, guidance=1.0, speedups=COMPARED, calibrate_here=True),
+    "dit-28-dpm": Scenario(
+        "dit", 28, sampler="DPM++ 2M", speedups=COMPARED, rules=False, calibrate_here=True
+    ),
+}
+
+Picture = torch.Tensor
+Configured = tuple[str, str, MagCacheConfig]
 
 
-@contextmanager
-def diffusers_mag_cache(
-    pipe: EmojiPipeline, settings: tuple[float, int, float], steps: int, ratios: list[float]
-) -> Iterator[list[int]]:
-    """diffusers' cache on the pipeline, told cond and uncond apart; yields the computed calls."""
-    threshold, most, retention = settings
-    model = pipe.transformer
-    mag_cache.apply_mag_cache(
-        model,
-        mag_cache.MagCacheConfig(
-            threshold=threshold,
-            max_skip_steps=most,
-            retention_ratio=retention,
-            num_inference_steps=steps,
-            mag_ratios=ratios,
-        ),
-    )
-    calls, computed = [0], [0]
-    # The second block runs on computed steps only; the first one's hook runs always.
-    counter = model.transformer_blocks[1].attn.register_forward_pre_hook(
-        lambda *_: computed.__setitem__(0, computed[0] + 1)
-    )
+class Bench:
+    """One scenario's pipeline, noise, references and rows."""
 
-    def set_context(*_: Any) -> None:
-        _set_cache_context(model, CacheContext("uncond" if calls[0] % 2 else "cond"))
-        calls[0] += 1
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.family: Family = FAMILIES[scenario.family]
+        self.pipe = self.family.load()
+        solvers = self.family.solvers(scenario.shift)
+        self.pipe.scheduler = solvers[scenario.sampler or next(iter(solvers))]
+        measured = self.family.chosen(CALIBRATION)
+        unseen = [thing for thing in self.family.things if thing not in measured]
+        self.things = [unseen[i * len(unseen) // PICTURES] for i in range(PICTURES)]
+        self.start = noise(self.family, range(1000, 1000 + PICTURES))
+        self.curve = family_curve(self.family)
+        self.fine = self._fine()
+        with Work(self.pipe) as work:
+            self.plain = self.draw(self.pipe, scenario.steps)
+        self.whole = work.done
+        self.rows = [self._row("plain", "", 1.0, self.plain)]
 
-    context = model.register_forward_pre_hook(set_context)
-    try:
-        yield computed
-    finally:
-        context.remove()
-        counter.remove()
-        registry = HookRegistry.check_if_exists_or_initialize(model)
-        registry.remove_hook(mag_cache._MAG_CACHE_LEADER_BLOCK_HOOK, recurse=True)
-        registry.remove_hook(mag_cache._MAG_CACHE_BLOCK_HOOK, recurse=True)
+    def draw(self, pipe: Any, steps: int) -> Picture:
+        return self.family.draw(pipe, self.things, self.start, steps, self.scenario.guidance)
 
-
-def seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def measure(
-    pipe: EmojiPipeline,
-    curve: magcache.MagnitudeCurve,
-    texts: list[str],
-    start: torch.Tensor,
-    fine: torch.Tensor,
-    steps: int,
-    timed_pictures: int,
-) -> list[dict[str, Any]]:
-    """All methods at one number of steps, beside the `fine` solution of the same noise."""
-    plain = draw(pipe, texts, start, steps)
-    rows = [_row("plain", "", steps, float(steps), plain, plain, fine)]
-    one = (texts[:1], start[:1])
-    timers: list[Callable[[], float]] = [lambda: seconds(lambda: draw(pipe, *one, steps))]
-
-    for label, settings in SETTINGS.items():
-        threshold, most, retention = settings
-        config = magcache.MagCacheConfig(threshold, most, retention, mag_ratios=curve)
-        with magcache.enable(pipe, config):
-            pictures = draw(pipe, texts, start, steps)
-            computed = statistics.mean(s.computed for s in magcache.stats(pipe).streams)
-        rows.append(_row("magcache", label, steps, computed, pictures, plain, fine))
-        timers.append(lambda config=config: _timed_cached(pipe, config, one, steps))  # type: ignore[misc]
-
-        ratios = list(curve.ratios(curve.places(steps)))
-        with diffusers_mag_cache(pipe, settings, steps, ratios) as count:
-            pictures = draw(pipe, texts, start, steps)
-        theirs = count[0] / 2
-        rows.append(_row("diffusers MagCache", label, steps, theirs, pictures, plain, fine))
-        timers.append(
-            lambda settings=settings, ratios=ratios: _timed_diffusers(  # type: ignore[misc]
-                pipe, settings, ratios, one, steps
-            )
+    def add(self, method: str, setting: str, share: float, pictures: Picture, **more: Any) -> None:
+        self.rows.append({**self._row(method, setting, share, pictures), **more})
+        logger.info(
+            "%-32s %-18s share %.3f  %.2f dB", method, setting, share, self.rows[-1]["psnr"]["mean"]
         )
 
-        fewer = math.ceil(computed)
-        pictures = draw(pipe, texts, start, fewer)
-        rows.append(_row("fewer steps", label, fewer, float(fewer), pictures, plain, fine))
-        timers.append(lambda fewer=fewer: seconds(lambda: draw(pipe, *one, fewer)))  # type: ignore[misc]
+    def cached(self, method: str, setting: str, config: MagCacheConfig) -> None:
+        """A row of ours."""
+        with magcache.enable(self.pipe, config), Work(self.pipe) as work:
+            pictures = self.draw(self.pipe, self.scenario.steps)
+            plan = magcache.stats(self.pipe).streams[0].happened
+        self.add(method, setting, work.done / self.whole, pictures, plan=plan)
 
-    taken: list[list[float]] = [[] for _ in timers]
-    for _ in range(timed_pictures):
-        for times, timer in zip(taken, timers, strict=True):
-            times.append(timer())
-    for row, times in zip(rows, taken, strict=True):
-        row["seconds_per_picture"] = statistics.median(times)
-        ratio = [base / own for base, own in zip(taken[0], times, strict=True)]
-        row["speedup"] = statistics.median(ratio)
-        row["bound"] = steps / row["computed_steps"]
-    return rows
+    def fewer(self) -> None:
+        """The plain pipeline with fewer steps, by each solver."""
+        own = self.pipe.scheduler
+        for name, solver in self.family.solvers(self.scenario.shift).items():
+            self.pipe.scheduler = solver
+            for speedup in sorted({*COMPARED, *self.scenario.speedups} & {1.5, 1.6, 2.0, 2.7, 3.0}):
+                steps = int(self.scenario.steps / speedup + 1e-9)
+                pictures = self.draw(self.pipe, steps)
+                self.add(f"fewer steps, {name}", str(steps), steps / self.scenario.steps, pictures)
+        self.pipe.scheduler = own
+
+    def ours(self) -> None:
+        for method, setting, config in self._ours():
+            self.cached(method, setting, config)
+
+    def _ours(self) -> Iterator[Configured]:
+        for speedup in self.scenario.speedups:
+            budget = Budget(speedup=speedup)
+            config = MagCacheConfig(budget=budget, mag_ratios=self.curve)
+            yield "planned, fitted", f"{speedup:g}x", config
+            if not (self.scenario.rules and speedup in (2.0, 3.0)):
+                continue
+            for name, limited in {
+                "planned, fitted, two residuals": replace(budget, max_residuals=2),
+                "planned, scaled": replace(budget, reuse="scaled"),
+                "planned, linear": replace(budget, reuse="linear"),
+                "planned, as is": replace(budget, reuse="as_is"),
+            }.items():
+                yield name, f"{speedup:g}x", replace(config, budget=limited)
+            if self.family.calls > 1:
+                apart = replace(config, streams="apart")
+                yield "planned, fitted, streams apart", f"{speedup:g}x", apart
+        if self.scenario.calibrate_here:
+            here = measured_curve(self.family, self.pipe, self.scenario)
+            for speedup in COMPARED:
+                config = MagCacheConfig(budget=Budget(speedup=speedup), mag_ratios=here)
+                yield "planned, fitted, calibrated here", f"{speedup:g}x", config
+
+    def greedy(self) -> None:
+        """The published rule: two plans for each number of computed steps, and known settings."""
+        for speedup in sorted({*COMPARED} & {*self.scenario.speedups}):
+            for label, config in greedy_configs(self.curve, self._levels(), speedup):
+                self.cached("greedy", label, config)
+        for threshold, most, retention in ((0.06, 3, 0.2), (0.12, 4, 0.2), (0.24, 5, 0.1)):
+            config = MagCacheConfig(threshold, most, retention, mag_ratios=self.curve)
+            label = f"{threshold}/{most}/{retention}"
+            self.cached("greedy", label, config)
+            if self.family.calls > 1:
+                self.cached("greedy, streams apart", label, replace(config, streams="apart"))
+
+    def uniform(self) -> None:
+        """Every n-th step computed, the residual as it is: what needs no calibration at all."""
+        for every in (2, 3):
+            ratios = [1.0] * self.scenario.steps
+            config = MagCacheConfig(1e-9, every - 1, 0.0, mag_ratios=ratios)
+            self.cached("uniform", f"every {every}", config)
+
+    def peers(self) -> None:
+        fit = fit_tea_cache(self.family, self.pipe, self._calibration_draw)
+        blocks = len(self.pipe.transformer.transformer_blocks)
+        for peer in PEERS:
+            if self.family.name not in peer.families:
+                continue
+            count = min(self.scenario.peers, len(peer.values))
+            for value in (peer.values[i * len(peer.values) // count] for i in range(count)):
+                setting = Setting(self.family, self.scenario.steps, self.curve, value, fit)
+                with peer.apply(self.pipe, setting) as pipe, Work(pipe) as work:
+                    pictures = self.draw(pipe, self.scenario.steps)
+                share = peer.share(work.done / self.whole, blocks)
+                label = "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                self.add(peer.name, label, share, pictures)
+        if not torch.equal(self.draw(self.pipe, self.scenario.steps), self.plain):
+            raise RuntimeError("a peer left something behind: the plain picture has changed")
+
+    def _calibration_draw(self, pipe: Any) -> None:
+        things = self.family.chosen(CALIBRATION)
+        start = noise(self.family, range(CALIBRATION))
+        self.family.draw(pipe, things, start, self.scenario.steps, self.scenario.guidance)
+
+    def _levels(self) -> tuple[float, ...]:
+        scheduler = self.pipe.scheduler
+        return tuple(float(t) / 1000 for t in scheduler.timesteps)
+
+    def _fine(self) -> Picture:
+        guidance = self.scenario.guidance
+        path = BUILD / f"fine-{self.family.name}-{guidance:g}.pt"
+        if not path.exists():
+            own = self.pipe.scheduler
+            self.pipe.scheduler = next(iter(self.family.solvers(1.0).values()))
+            pictures = self.draw(self.pipe, FINE_STEPS)
+            self.pipe.scheduler = own
+            BUILD.mkdir(exist_ok=True)
+            part = path.with_suffix(f".{id(self)}")
+            torch.save(pictures, part)
+            part.replace(path)
+        fine: Picture = torch.load(path, weights_only=True)
+        return fine
+
+    def _row(self, method: str, setting: str, share: float, pictures: Picture) -> dict[str, Any]:
+        return {
+            "method": method,
+            "setting": setting,
+            "share": share,
+            "psnr": _spread(psnr(pictures, self.plain).clamp(max=99.0)),
+            "ssim": _spread(ssim(pictures, self.plain)),
+            "psnr_fine": _spread(psnr(pictures, self.fine).clamp(max=99.0)),
+        }
 
 
-def _timed_cached(
-    pipe: EmojiPipeline, config: magcache.MagCacheConfig, one: tuple[Any, Any], steps: int
-) -> float:
-    with magcache.enable(pipe, config):
-        return seconds(lambda: draw(pipe, *one, steps))
+def _spread(values: torch.Tensor) -> dict[str, float]:
+    return vars(Spread.of(values))
 
 
-def _timed_diffusers(
-    pipe: EmojiPipeline,
-    settings: tuple[float, int, float],
-    ratios: list[float],
-    one: tuple[Any, Any],
-    steps: int,
-) -> float:
-    with diffusers_mag_cache(pipe, settings, steps, ratios):
-        return seconds(lambda: draw(pipe, *one, steps))
+def family_curve(family: Family) -> MagnitudeCurve:
+    """The shipped preset; of the second model, a curve measured as that was."""
+    if family.name == "demo":
+        return presets.load("demo-emoji")
+    scenario = Scenario(family.name, 50)
+    return measured_curve(family, family.load(), scenario)
 
 
-def _row(
-    method: str,
-    settings: str,
-    steps: int,
-    computed: float,
-    pictures: torch.Tensor,
-    plain: torch.Tensor,
-    fine: torch.Tensor,
-) -> dict[str, Any]:
-    same = pictures is plain
-    return {
-        "method": method,
-        "settings": settings,
-        "steps": steps,
-        "computed_steps": computed,
-        "psnr": None if same else vars(Spread.of(psnr(pictures, plain))),
-        "ssim": None if same else vars(Spread.of(ssim(pictures, plain))),
-        "psnr_fine": vars(Spread.of(psnr(pictures, fine))),
+def measured_curve(family: Family, pipe: Any, scenario: Scenario) -> MagnitudeCurve:
+    """A curve of this scenario, from things and seeds that are not drawn in it."""
+    pipe = copy.copy(pipe)
+    with tempfile.TemporaryDirectory() as folder:
+        config = MagCacheConfig(mag_calibrate=True)
+        with magcache.enable(pipe, config, curves=folder):
+            things = family.chosen(CALIBRATION)
+            start = noise(family, range(CALIBRATION))
+            family.draw(pipe, things, start, scenario.steps, scenario.guidance)
+        (path,) = Path(folder).glob("*.json")
+        return MagnitudeCurve.load(path)
+
+
+def greedy_configs(
+    curve: MagnitudeCurve, levels: tuple[float, ...], speedup: float
+) -> list[tuple[str, MagCacheConfig]]:
+    """Settings of the greedy rule that compute as many steps as the speed-up allows."""
+    wanted = int(len(levels) / speedup + 1e-9)
+    found: dict[str, tuple[str, MagCacheConfig]] = {}
+    for retention in (0.1, 0.2):
+        for most in (1, 2, 3, 5):
+            for threshold in np.geomspace(0.002, 2, 100).round(5).tolist():
+                config = MagCacheConfig(threshold, most, retention, mag_ratios=curve)
+                plan = magcache.plan(curve, config, sigmas=levels)
+                if plan.computed_steps == wanted:
+                    label = f"{threshold:.3g}/{most}/{retention}"
+                    found.setdefault(str(plan), (label, config))
+    plans = list(found.values())
+    return [plans[i * len(plans) // 2] for i in range(min(2, len(plans)))]
+
+
+def run(name: str) -> None:
+    scenario = SCENARIOS[name]
+    bench = Bench(scenario)
+    parts: list[Callable[[], None]] = [bench.ours, bench.fewer, bench.greedy, bench.uniform]
+    if scenario.peers:
+        parts.append(bench.peers)
+    for part in parts:
+        part()
+    result = {
+        "machine": machine(),
+        "scenario": asdict(scenario),
+        "pictures": PICTURES,
+        "curve": bench.curve.provenance,
+        "rows": bench.rows,
     }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50])
-    parser.add_argument("--pictures", type=int, default=24)
-    parser.add_argument("--timed", type=int, default=5, help="rounds of timing")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/quality.json")
+    parser.add_argument("names", nargs="*", default=list(SCENARIOS), metavar="NAME")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-
-    pipe = load_demo_pipeline()
-    pipe.set_progress_bar_config(disable=True)
-    known = list(prompts())
-    texts = [known[i * len(known) // options.pictures] for i in range(options.pictures)]
-    # Seeds from 1000 up are held out: the shipped curve was calibrated on others.
-    start = noise(pipe, list(range(1000, 1000 + len(texts))))
-    curve = shipped_curve(pipe)
-    fine = draw(pipe, texts, start, FINE_STEPS)
-    rows = {
-        steps: measure(pipe, curve, texts, start, fine, steps, options.timed)
-        for steps in options.steps
-    }
-
-    result = {
-        "machine": machine(),
-        "pictures": len(texts),
-        "guidance": GUIDANCE,
-        "curve": curve.provenance,
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for steps, measured in rows.items():
-        show(steps, measured, str(result["machine"]["device"]))  # type: ignore[index]
-
-
-def shipped_curve(pipe: EmojiPipeline) -> magcache.MagnitudeCurve:
-    """The curve that `magcache.enable` finds for the shipped model."""
-    from magcache import presets
-    from magcache.store import fingerprint
-
-    name = presets.for_checkpoint((fingerprint(pipe.transformer),))
-    if name is None:
-        raise SystemExit("the shipped model has no preset; run training/calibrate.py first")
-    return presets.load(name)
-
-
-def show(steps: int, rows: list[dict[str, Any]], device: str) -> None:
-    """The rows of one number of steps as a table."""
-    table = Table(title=f"{steps} steps, guidance {GUIDANCE:g} ({device})")
-    table.add_column("method")
-    table.add_column("settings")
-    for heading in ("computed", "speed-up", "bound", "PSNR dB", "SSIM", "PSNR to 200 steps"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            row["settings"],
-            f"{row['computed_steps']:g}",
-            f"{row['speedup']:.2f}",
-            f"{row['bound']:.2f}",
-            f"{Spread(**row['psnr']):.1f}" if row["psnr"] else "",
-            f"{Spread(**row['ssim']):.3f}" if row["ssim"] else "",
-            f"{Spread(**row['psnr_fine']):.1f}",
-        )
-    Console(width=120).print(table)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
+    torch.set_num_threads(options.threads)
+    for name in options.names:
+        logger.info("== %s", name)
+        run(name)
 
 
 if __name__ == "__main__":

@@ -281,3 +281,44 @@ def test_planned_pictures_are_better_at_the_same_computed_steps() -> None:
         cached = draw()
         assert [s.computed for s in magcache.stats(pipe).streams] == [14, 14]
     assert psnr(cached, plain).mean() > psnr(fewer, plain).mean() + 6
+
+
+def drawn_with(pipe: Any, prompt: str, **budget: Any) -> tuple[torch.Tensor, str]:
+    random = torch.Generator().manual_seed(3004)
+    with magcache.enable(pipe, MagCacheConfig(budget=Budget(**budget))):
+        picture = pipe(prompt, generator=random, output_type="pt", return_dict=False)[0]
+        return picture, magcache.stats(pipe).streams[0].happened
+
+
+def test_the_drift_guard_tightens_a_run_that_reuses_badly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Words that the model has never seen together; a prompt like the calibration's is left."""
+    pipe = load_demo_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    odd = "noto fluent dog pizza"
+    plain = pipe(
+        odd, generator=torch.Generator().manual_seed(3004), output_type="pt", return_dict=False
+    )[0]
+    free, planned_row = drawn_with(pipe, odd, speedup=2.5)
+    with caplog.at_level(logging.INFO, "magcache"):
+        guarded, row = drawn_with(pipe, odd, speedup=2.5, drift_guard=True)
+    assert "reused less well" in caplog.text
+    assert row.count("C") > planned_row.count("C")
+    tightened = next(i for i, (a, b) in enumerate(zip(row, planned_row, strict=True)) if a != b)
+    assert ".." not in row[tightened:]
+    assert psnr(guarded, plain) > psnr(free, plain)
+    _, row = drawn_with(pipe, "noto blue heart", speedup=2.5, drift_guard=True)
+    assert row == planned_row
+
+
+def test_the_drift_guard_forgets_the_run() -> None:
+    pipe = load_demo_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    config = MagCacheConfig(budget=Budget(speedup=2.5, drift_guard=True))
+    rows = []
+    with magcache.enable(pipe, config):
+        for prompt in ("noto blue heart", "noto fluent dog pizza", "noto blue heart"):
+            pipe(prompt, generator=torch.Generator().manual_seed(3004))
+            rows.append(magcache.stats(pipe).streams[0].happened)
+    assert rows[0] == rows[2] != rows[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -32,6 +33,9 @@ class Budget:
         tensor of the size of the hidden states.
     reuse: how they are combined: "fitted" by calibrated least squares, "linear" over the noise
         level, "scaled" by the calibrated factor, or "as_is".
+    drift_guard: skip no two steps in a row any more once a run's residuals can be reused less well
+        than calibration predicts. Makes plans depend on the prompt; costs a few small operations
+        at computed steps, and nothing when off.
     """
 
     speedup: float | None = None
@@ -42,6 +46,7 @@ class Budget:
     last_steps: int = 0
     max_residuals: int = 3
     reuse: RuleName = "fitted"
+    drift_guard: bool = False
 
     def __post_init__(self) -> None:
         given = [f for f in ("speedup", "max_error", "quality") if getattr(self, f) is not None]
@@ -70,8 +75,11 @@ class Budget:
                 bounds = f"{low} or more" if high == math.inf else f"from {low} to {high}"
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, {bounds}")
 
+        if not isinstance(self.drift_guard, bool):
+            raise ConfigError(f"drift_guard is {self.drift_guard!r}; it must be True or False")
+
     @classmethod
-    def from_dict(cls, data: dict[str, object]) -> Budget:
+    def from_dict(cls, data: Mapping[str, object]) -> Budget:
         """From a mapping; unknown keys are an error."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(data) - known)

@@ -18,6 +18,7 @@ from magcache.calibration import Measurement, Measurements
 from magcache.clock import Clock, Moment
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
+from magcache.guard import DriftGuard
 from magcache.planner import Planner, Schedule
 from magcache.residual import ResidualMisfitError
 from magcache.sketch import Sketcher
@@ -103,6 +104,8 @@ class TransformerCache:
         self._measuring: dict[str, Measurements] = {}
         self._sketcher = Sketcher()
         self._start = 0
+        guarded = config.budget is not None and config.budget.drift_guard
+        self._guard = DriftGuard() if guarded else None
         self._context: Any = None
         self._said: set[str] = set()
         self._signature = list(inspect.signature(type(stack.module).forward).parameters)[1:]
@@ -165,6 +168,8 @@ class TransformerCache:
         return self._step(forward, call, state, moment.step)
 
     def _step(self, forward: Forward, call: Call, state: MagCacheState, step: int) -> Any:
+        if self._guard is not None and not state.tightened and self._guard.look():
+            self._tighten(state, step)
         if state.plan is not None and not state.plan.computed[step]:
             reason = "residual is missing or older than planned"
             residual = None if state.stale(step) else state.residual_of(step)
@@ -188,6 +193,10 @@ class TransformerCache:
             # A measurement compares residuals, and must not see what storing costs.
             storage = "device" if self.calibrating else self.config.residual_storage
             state.held.append((step, store(walked.parts, storage)))
+            if self._guard is not None and state.schedule is not None:
+                assert self._planner is not None
+                own = self._planner.own_reuse(state.timeline, state.stream, state.order)
+                self._guard.computed(state.stream, state.schedule, own, step, walked.parts)
         self._note(state, step, computed=True)
         return walked.output
 
@@ -208,6 +217,14 @@ class TransformerCache:
         return self._planner.schedule(
             state.timeline, state.stream, state.order, self._start, state.breaks
         )
+
+    def _tighten(self, state: MagCacheState, step: int) -> None:
+        state.tightened = True
+        if state.schedule is not None:
+            state.schedule = state.schedule.tightened(step - 1)
+            row = str(state.plan)
+            state.planned = state.planned[:step] + row[step:]
+            self._say("a prompt is reused less well than calibrated: fewer steps are skipped")
 
     def _fall_back(self, state: MagCacheState, step: int, reason: str) -> None:
         state.fallbacks[reason] += 1
@@ -261,6 +278,8 @@ class TransformerCache:
             self.last_run = self._stats()
         self.states.clear()
         self._streams.clear()
+        if self._guard is not None:
+            self._guard.clear()
         measured = {name: m for name, m in self._measuring.items() if len(m.taken) > 1}
         self._measuring = {}
         if complete and measured and self.on_measured is not None:

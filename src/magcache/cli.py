@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 import magcache
 from magcache import presets, show
+from magcache.budget import Budget
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.errors import ConfigError, CurveError, MagCacheError
@@ -67,9 +68,20 @@ app = typer.Typer(
 curve_app = typer.Typer(help="Look at magnitude curves.")
 app.add_typer(curve_app, name="curve")
 
-Threshold = Annotated[float, typer.Option(help="Largest error on which a step is still skipped.")]
-MaxSkip = Annotated[int, typer.Option(help="Most steps skipped in a row.")]
-Retention = Annotated[float, typer.Option(help="Share of the first steps always computed.")]
+Speedup = Annotated[
+    float | None, typer.Option(help="Plan for this speed-up: steps over computed steps.")
+]
+MaxError = Annotated[float | None, typer.Option(help="Plan for at most this predicted error.")]
+QualityName = Annotated[
+    str | None, typer.Option(help="Plan for a quality: high, balanced or fast.")
+]
+Threshold = Annotated[
+    float | None, typer.Option(help="Greedy rule: largest error on which a step is still skipped.")
+]
+MaxSkip = Annotated[int | None, typer.Option(help="Greedy rule: most steps skipped in a row.")]
+Retention = Annotated[
+    float | None, typer.Option(help="Greedy rule: share of the first steps always computed.")
+]
 Steps = Annotated[int, typer.Option(help="Denoising steps.", callback=_checked_steps)]
 CurveName = Annotated[str, typer.Argument(metavar="CURVE", help="A curve's file or preset name.")]
 
@@ -94,9 +106,12 @@ def demo(
         list[str] | None, typer.Option(help="What to draw; may be given more than once.")
     ] = None,
     steps: Steps = 28,
-    threshold: Threshold = 0.05,
-    max_skip: MaxSkip = 2,
-    retention: Retention = 0.1,
+    speedup: Speedup = None,
+    max_error: MaxError = None,
+    quality: QualityName = None,
+    threshold: Threshold = None,
+    max_skip: MaxSkip = None,
+    retention: Retention = None,
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance scale.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Seed of every picture.", callback=_checked_seed)] = 3,
     out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path("magcache-demo"),
@@ -104,7 +119,10 @@ def demo(
         bool, typer.Option("--list-prompts", help="Show all that the model can draw.")
     ] = False,
 ) -> None:
-    """Draw the same pictures without and with the cache; tell the time and the quality."""
+    """Draw the same pictures without and with the cache; tell the time and the quality.
+
+    Planned for twice the speed, unless told otherwise.
+    """
     from magcache import demo as model
 
     console = _console()
@@ -112,7 +130,8 @@ def demo(
         show.columns(console, model.prompts())
         return
     prompts = tuple(prompt or model.DEMO_PROMPTS)
-    config = _config(threshold, max_skip, retention)
+    config = _config(speedup, max_error, quality, threshold, max_skip, retention)
+    config = config or MagCacheConfig(budget=Budget(speedup=2.0))
     if not math.isfinite(guidance):
         raise ConfigError(f"guidance is {guidance}; it must be a finite number, 3 is usual")
     diffusers.utils.logging.disable_progress_bar()
@@ -155,24 +174,40 @@ def demo(
 def plan(
     curve: CurveName,
     steps: Steps = 28,
-    threshold: Threshold = 0.06,
-    max_skip: MaxSkip = 3,
-    retention: Retention = 0.2,
+    speedup: Speedup = None,
+    max_error: MaxError = None,
+    quality: QualityName = None,
+    threshold: Threshold = None,
+    max_skip: MaxSkip = None,
+    retention: Retention = None,
     table: Annotated[
         bool, typer.Option("--table", help="Show ratio and error of every step.")
     ] = False,
 ) -> None:
-    """Show before any run which steps are skipped, and how much that can gain at most."""
+    """Show before any run which steps are skipped, and how much that can gain at most.
+
+    By the greedy rule, unless a speed-up, error or quality is asked for; those need a curve that
+    was measured here.
+    """
     loaded = _curve(curve)
-    config = _config(threshold, max_skip, retention)
+    config = _config(speedup, max_error, quality, threshold, max_skip, retention)
+    config = config or MagCacheConfig()
+    # Streams are decided together: one plan is all of them.
+    found = magcache.plan(loaded, config, steps=steps)
     console = _console()
     console.print(f"{curve}, {steps} steps\n{show.settings(config)}", soft_wrap=True)
-    for stream in loaded.streams:
-        found = magcache.plan(loaded, config, steps=steps, stream=stream)
-        show.plan(console, stream, found)
-        if table:
-            places = loaded.places(steps, stream)
-            show.plan_table(console, found, places, loaded.ratios(places, stream), loaded.axis)
+    show.plan(console, ", ".join(loaded.streams), found)
+    if table:
+        places = loaded.places(steps)
+        show.plan_table(console, found, places, loaded.ratios(places), loaded.axis)
+
+
+@app.command()
+def frontier(curve: CurveName, steps: Steps = 28) -> None:
+    """Show the best plan for every number of computed steps: speed-up against predicted error."""
+    console = _console()
+    console.print(f"{curve}, {steps} steps\n", soft_wrap=True)
+    show.frontier(console, magcache.frontier(_curve(curve), steps))
 
 
 @curve_app.command("show")
@@ -193,8 +228,27 @@ def _console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False)
 
 
-def _config(threshold: float, max_skip: int, retention: float) -> MagCacheConfig:
-    return MagCacheConfig(threshold=threshold, max_skip_steps=max_skip, retention_ratio=retention)
+def _config(
+    speedup: float | None,
+    max_error: float | None,
+    quality: str | None,
+    threshold: float | None,
+    max_skip: int | None,
+    retention: float | None,
+) -> MagCacheConfig | None:
+    """What the options ask for, or None if they ask for nothing."""
+    asked = {"speedup": speedup, "max_error": max_error, "quality": quality}
+    greedy = {
+        "threshold": threshold,
+        "max_skip_steps": max_skip,
+        "retention_ratio": retention,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    greedy = {name: value for name, value in greedy.items() if value is not None}
+    if not asked and not greedy:
+        return None
+    budget = Budget.from_dict(asked) if asked else None
+    return MagCacheConfig.from_dict({**greedy, "budget": budget})
 
 
 def _curve(name: str) -> MagnitudeCurve:

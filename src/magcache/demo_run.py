@@ -22,7 +22,7 @@ from magcache.config import MagCacheConfig
 from magcache.hook import cache_of
 from magcache.machine import machine
 from magcache.metrics import Spread, psnr, ssim, timed
-from magcache.planning import Plan, greedy_plan
+from magcache.planning import Plan
 
 __all__ = ["WAYS", "DemoResult", "Way", "as_json", "run_demo"]
 
@@ -136,24 +136,20 @@ def run_demo(
 def _plans(
     pipe: Any, config: MagCacheConfig, streams: Sequence[StreamStats]
 ) -> tuple[dict[str, Plan], tuple[float, ...]]:
-    """What happened in each stream with the error that the rule saw, and the noise levels."""
+    """What happened in each stream with the error that was planned, and the noise levels."""
     scheduler = pipe.scheduler
     scale = scheduler.config.num_train_timesteps
     noise = tuple(timestep / scale for timestep in scheduler.timesteps.tolist())
     cache = cache_of(pipe.transformer)
     assert cache is not None
     assert cache.curve is not None
-    on_noise = cache.curve.axis == "noise"
-    places = noise if on_noise else cache.curve.places(len(noise))
+    sigmas = noise if cache.curve.axis == "noise" else None
+    known = list(cache.curve.streams)
     plans = {}
     for order, stream in enumerate(streams):
-        plan = greedy_plan(
-            cache.curve.stream(stream.stream, order).at(places),
-            len(noise),
-            threshold=config.threshold,
-            max_skip_steps=config.max_skip_steps,
-            retention_ratio=config.retention_ratio,
-        )
+        own = stream.stream if stream.stream in known else known[min(order, len(known) - 1)]
+        name = None if config.streams == "joint" else own
+        plan = magcache.plan(cache.curve, config, len(noise), stream=name, sigmas=sigmas)
         happened = tuple(mark == "C" for mark in stream.happened)
         plans[stream.stream] = dataclasses.replace(plan, computed=happened)
     return plans, noise
@@ -167,9 +163,7 @@ def as_json(
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "settings": {
-            "threshold": config.threshold,
-            "max_skip_steps": config.max_skip_steps,
-            "retention_ratio": config.retention_ratio,
+            **_rule(config),
             **settings,
         },
         "prompts": list(prompts),
@@ -191,6 +185,13 @@ def as_json(
         "noise_levels": list(result.noise),
         "machine": machine(),
     }
+
+
+def _rule(config: MagCacheConfig) -> dict[str, Any]:
+    if config.budget is not None:
+        return {"budget": dataclasses.asdict(config.budget)}
+    names = ("threshold", "max_skip_steps", "retention_ratio")
+    return {name: getattr(config, name) for name in names}
 
 
 def _spread(spread: Spread, values: torch.Tensor) -> dict[str, Any]:

@@ -38,6 +38,13 @@ class Schedule:
             self._known[held, step] = self.reuse.coefficients(held, step)
         return self._known[held, step]
 
+    def tightened(self, after: int) -> Schedule:
+        """The same up to step `after`; from there on, no two steps in a row are skipped."""
+        computed = list(self.plan.computed)
+        for step in range(after + 1, len(computed)):
+            computed[step] = computed[step] or not computed[step - 1]
+        return replace(self, plan=replace(self.plan, computed=tuple(computed)))
+
     def computing(self, steps: set[int]) -> Schedule:
         """The same, but for some steps that are computed."""
         computed = tuple(c or i in steps for i, c in enumerate(self.plan.computed))
@@ -114,6 +121,14 @@ class Planner:
         if self.curve.axis == "fraction":
             return timeline.fractions
         return timeline.levels or self.curve.places(timeline.steps, stream)
+
+    def own_reuse(self, timeline: Timeline, stream: str, order: int) -> Reuse:
+        """What is known of reusing this stream's residuals alone."""
+        budget = self.config.budget
+        assert budget is not None
+        places = np.asarray(self._places(timeline, stream))
+        path = self.curve.stream(stream, order).path_at(places)
+        return Reuse(budget.reuse, path @ path.T, places, budget.max_residuals)
 
 
 def path_frontier(

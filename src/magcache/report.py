@@ -87,12 +87,13 @@ def plan_figure(
     plans: Mapping[str, Plan],
     noise: Sequence[float],
     *,
-    threshold: float,
+    threshold: float | None,
     heading: str = "Which steps are computed, and the error that decides",
 ) -> Figure:
     """Each stream's row of computed and skipped steps; below it the error that decided.
 
-    `noise` has the noise level of each step, common to the streams.
+    `noise` has the noise level of each step, common to the streams. `threshold` is the greedy
+    rule's; None for a plan made for a budget, whose errors are predicted ones.
     """
     lengths = [plan.steps for plan in plans.values()]
     if set(lengths) != {len(noise)}:
@@ -120,16 +121,19 @@ def plan_figure(
     rows.xaxis.set_label_position("top")
     rows.set_xlabel("noise level", color=_MUTED, labelpad=8)
 
-    errors.axhline(threshold, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
-    # At the left stand the retained steps, which have no bars to run into.
-    label = f"threshold {threshold:g}"
-    errors.text(0.5, threshold, label, color=_INK, fontsize=9.5, va="bottom")
-    # A step that had to be computed can err far above the threshold; it must not flatten the rest.
     highest = max(max(plan.errors) for plan in plans.values())
-    errors.set_ylim(0, 1.25 * (max(min(highest, 2 * threshold), threshold) or highest or 1))
+    if threshold is not None:
+        errors.axhline(threshold, color=_INK, linestyle=(0, (5, 3)), linewidth=1.2)
+        # At the left stand the retained steps, which have no bars to run into.
+        label = f"threshold {threshold:g}"
+        errors.text(0.5, threshold, label, color=_INK, fontsize=9.5, va="bottom")
+        # A step that had to be computed can err far above it; that must not flatten the rest.
+        highest = max(min(highest, 2 * threshold), threshold) or highest
+    errors.set_ylim(0, 1.25 * (highest or 1))
     errors.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     errors.set_xlabel("step", color=_MUTED)
-    errors.set_ylabel("accumulated error", color=_MUTED)
+    kind = "predicted" if threshold is None else "accumulated"
+    errors.set_ylabel(f"{kind} error", color=_MUTED)
     legend = [
         Patch(facecolor=_colour(i), label=f"stream {name}: skipped") for i, name in enumerate(plans)
     ]

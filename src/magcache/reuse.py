@@ -89,6 +89,15 @@ class Reuse:
         held_steps, skipped = np.array([held], dtype=np.intp), np.array([step], dtype=np.intp)
         return tuple(rule(self.inner, self.places, held_steps, skipped)[0].tolist())
 
+    def relative_error(
+        self, held: Sequence[int], step: int, coefficients: Sequence[float]
+    ) -> float:
+        """Mean square error of a combination, over the mean square of what it stands for."""
+        c, at = np.asarray(coefficients), list(held)
+        error = self.inner[step, step] - 2 * c @ self.inner[at, step]
+        error += c @ self.inner[np.ix_(at, at)] @ c
+        return float(max(error, 0.0) / max(self.inner[step, step], _TINY))
+
     def errors(self, held: Steps, step: Steps) -> Array:
         """Mean square error of each case: held [n, m], step [n] -> [n]."""
         c = RULES[self.rule](self.inner, self.places, held, step)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from magcache.config import MagCacheConfig
 from magcache.curve import Axis, MagnitudeCurve
+from magcache.frontier import Frontier
 from magcache.planning import Plan
 
 if TYPE_CHECKING:
@@ -20,11 +21,25 @@ if TYPE_CHECKING:
 
     from magcache.demo_run import DemoResult, Way
 
-__all__ = ["columns", "curve", "demo", "pairs", "plan", "plan_table", "plans", "settings"]
+__all__ = [
+    "columns",
+    "curve",
+    "demo",
+    "frontier",
+    "pairs",
+    "plan",
+    "plan_table",
+    "plans",
+    "settings",
+]
 
 
 def settings(config: MagCacheConfig) -> str:
     """A configuration in words."""
+    if config.budget is not None:
+        kept = config.budget.max_residuals
+        residuals = "one residual" if kept == 1 else f"up to {kept} residuals"
+        return f"planned for {config.budget}, {residuals} kept a stream"
     return (
         f"threshold {config.threshold:g}, at most {config.max_skip_steps} skipped in a row, "
         f"the first {config.retention_ratio:.0%} computed"
@@ -87,7 +102,8 @@ def plans(result: DemoResult, config: MagCacheConfig) -> Figure:
     """The plan of each stream."""
     from magcache.report import plan_figure
 
-    return plan_figure(result.plans, result.noise, threshold=config.threshold)
+    threshold = None if config.budget is not None else config.threshold
+    return plan_figure(result.plans, result.noise, threshold=threshold)
 
 
 def plan(console: Console, stream: str, plan: Plan) -> None:
@@ -97,6 +113,18 @@ def plan(console: Console, stream: str, plan: Plan) -> None:
         f"\nstream {stream}: {counts}, at most {plan.speedup:.2f}x as fast", soft_wrap=True
     )
     console.print(Text(f"  {plan}", style="bold"), soft_wrap=True)
+
+
+def frontier(console: Console, frontier: Frontier) -> None:
+    """Each plan of a run with the speed-up that it bounds and the error that it predicts."""
+    table = _table()
+    for name in ("computed", "at most", "predicted error"):
+        table.add_column(name, justify="right")
+    table.add_column("plan")
+    for count, (speedup, error) in zip(frontier.counts, frontier.points, strict=True):
+        row = Text(str(frontier.plan(count)))
+        table.add_row(str(count), f"{speedup:.2f}x", f"{error:.5f}", row)
+    console.print(table)
 
 
 def plan_table(

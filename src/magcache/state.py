@@ -41,6 +41,7 @@ class MagCacheState:
     schedule: Schedule | None
     held: list[tuple[int, Stored]] = field(default_factory=list)
     last_computed: int | None = None
+    tightened: bool = False
     breaks: set[int] = field(default_factory=set)
     happened: list[str] = field(default_factory=list)
     planned: str = ""

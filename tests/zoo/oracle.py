@@ -132,7 +132,7 @@ def try_entry(entry: Made) -> Row:
         lists = cache.stack.walked_lists
         end_step(0)
         state = next(iter(cache.states.values()), None)
-        if state is None or state.parts is None:
+        if state is None or not state.held:
             raise AssertionError(f"no residual: {magcache.stats(model)}")
         outside = tuple(
             name
@@ -144,13 +144,14 @@ def try_entry(entry: Made) -> Row:
         for handle in handles:
             handle.remove()
         end_step(1)
-        state.parts = None
+        state.held.clear()
         computed = call()
         end_step(2)
         again = call()
         end_step(3)
-        zeros = tuple(torch.zeros_like(t) for t in state.parts.tensors)
-        state.parts = replace(state.parts, tensors=zeros)
+        at, parts = state.held[-1]
+        zeros = tuple(torch.zeros_like(t) for t in parts.tensors)
+        state.held[-1] = (at, replace(parts, tensors=zeros))
         dropped = call()
         happened = tuple(s.happened for s in magcache.stats(model).streams)
         routes = [passage.route for passage in cache.stack._passages.values()]

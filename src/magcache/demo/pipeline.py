@@ -157,9 +157,10 @@ class EmojiPipeline(DiffusionPipeline):  # type: ignore[misc]
         embeds = self.encode_prompt(prompts, num_images_per_prompt, device)
         null_embeds = self.encode_prompt([""], batch_size, device)
         latents = self.prepare_latents(batch_size, generator, latents, device, embeds[0].dtype)
-        self.scheduler.set_timesteps(
-            None if sigmas is not None else num_inference_steps, device=device, sigmas=sigmas
-        )
+        if sigmas is None:
+            self.scheduler.set_timesteps(num_inference_steps, device=device)
+        else:
+            self.scheduler.set_timesteps(sigmas=sigmas, device=device)
         timesteps = self.scheduler.timesteps
         self._num_timesteps = len(timesteps)
 
