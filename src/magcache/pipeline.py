@@ -134,8 +134,9 @@ def enable(
         cache = apply_mag_cache_hook(
             transformer, config, clock=clock, curve=curve, on_measured=keep, name=name
         )
-        find = functools.partial(_known_curve, transformer, target, config, curves)
-        cache.on_run = functools.partial(_look_again, WeightsWatch(transformer), keep, find)
+        if config.mag_ratios is None:
+            find = functools.partial(_known_curve, transformer, target, config, curves)
+            cache.on_run = functools.partial(_look_again, WeightsWatch(transformer), keep, find)
         logger.info("%s (%s): %s", name, type(transformer).__name__, source)
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
