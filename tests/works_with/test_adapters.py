@@ -138,7 +138,9 @@ def test_other_weights_take_another_curve_and_say_so(caplog: pytest.LogCaptureFi
         return sum("its weights have changed" in message for message in caplog.messages)
 
     seen = set()
-    for number, change in enumerate([lambda _: None, load, weaken, fuse, hotswap_after_unfuse]):
+    for number, change in enumerate(
+        [lambda _: None, load, hotswap, weaken, fuse, unfuse_and_hotswap]
+    ):
         change(pipe)
         # The first run with new weights measures, the next one skips.
         assert set(runs()[0]) == {"C"}, change
@@ -147,16 +149,16 @@ def test_other_weights_take_another_curve_and_say_so(caplog: pytest.LogCaptureFi
         assert said() == number
         assert curve_path(pipe.transformer).exists()
         seen.add(fingerprint(pipe.transformer))
-    assert len(seen) == 5
+    assert len(seen) == 6
     unload(pipe)
     # The plain checkpoint's own curve is found again.
     assert "." in runs()[0]
     assert f"its weights have changed: curve from {curve_path(pipe.transformer)}" in caplog.text
 
 
-def hotswap_after_unfuse(pipe: Any) -> None:
+def unfuse_and_hotswap(pipe: Any) -> None:
     pipe.unfuse_lora()
-    hotswap(pipe)
+    pipe.load_lora_weights(lora(1300), adapter_name="one", hotswap=True)
 
 
 def test_weights_written_in_place_take_another_curve(caplog: pytest.LogCaptureFixture) -> None:
