@@ -30,6 +30,7 @@ coverage: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/residual_storage.py
 	$(BIN)/magcache demo --out docs/images
 	$(BIN)/python benchmarks/figures.py
 	$(BIN)/python benchmarks/tables.py

@@ -106,7 +106,9 @@ def test_limits_themselves_are_accepted() -> None:
 
 def test_defaults_are_the_mild_settings() -> None:
     config = MagCacheConfig()
-    assert dataclasses.astuple(config) == (0.06, 3, 0.2, None, None, False, None, None, "joint")
+    assert dataclasses.astuple(config) == (
+        *(0.06, 3, 0.2, None, None, False, None, None, "joint", "device"),
+    )
 
 
 def test_settings_cannot_be_changed_past_the_checks() -> None:

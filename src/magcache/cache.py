@@ -25,6 +25,7 @@ from magcache.sketch import Sketcher
 from magcache.stack import Stack, Walked
 from magcache.standin import Call
 from magcache.state import MagCacheState, Streams
+from magcache.storage import store
 
 __all__ = ["MeasuredListener", "StreamStats", "TransformerCache"]
 
@@ -32,6 +33,7 @@ logger = logging.getLogger("magcache")
 
 Forward = Callable[..., Any]
 MeasuredListener = Callable[["TransformerCache", dict[str, Measurements]], None]
+RunListener = Callable[["TransformerCache"], None]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class TransformerCache:
         self._planner: Planner | None = None
         self.curve = curve
         self.on_measured = on_measured
+        # Told before each run's first call; may give another curve.
+        self.on_run: RunListener | None = None
         self.states: dict[str, MagCacheState] = {}
         self.last_run: tuple[StreamStats, ...] = ()
         # Calls outside any stream that had to be computed, by reason.
@@ -157,6 +161,8 @@ class TransformerCache:
         if state is None:
             if not self.states:
                 compat.refuse_other_cache(self.stack.module)
+                if self.on_run is not None:
+                    self.on_run(self)
                 self._start = moment.step
             state = self.states[name] = self._new_state(name, moment)
         return self._step(forward, call, state, moment.step)
@@ -184,7 +190,9 @@ class TransformerCache:
             state.held.clear()
             self._warn("the blocks leave the output unchanged; there is no residual to reuse")
         else:
-            state.held.append((step, walked.parts))
+            # A measurement compares residuals, and must not see what storing costs.
+            storage = "device" if self.calibrating else self.config.residual_storage
+            state.held.append((step, store(walked.parts, storage)))
             if self._guard is not None and state.schedule is not None:
                 assert self._planner is not None
                 own = self._planner.own_reuse(state.timeline, state.stream, state.order)
@@ -233,7 +241,7 @@ class TransformerCache:
         self.residual_shape = tuple(now[0].shape)
         metrics = None
         if state.held and measured.taken:
-            before = state.held[-1][1].tensors
+            before = state.held[-1][1].load().tensors
             if [t.shape for t in now] == [t.shape for t in before]:
                 moved = tuple(t.to(now[0].device) for t in before)
                 metrics = self.stack.strategy.compute_calibration_metrics(now, moved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ from torch import nn
 from magcache.errors import CannotCacheError
 
 __all__ = [
+    "adapters",
     "begin_index",
     "checkpoint_id",
     "compiled_call",
+    "forwards",
     "is_through",
     "noise_coordinates",
+    "offloaded_weights",
     "refuse_other_cache",
     "settings",
     "step_index",
@@ -109,6 +112,59 @@ def settings(component: Any) -> dict[str, Any]:
     """A component's configuration; empty if it has none."""
     config = getattr(component, "config", None)
     return dict(config) if isinstance(config, Mapping) else {}
+
+
+def forwards(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where a module's forward is kept, as (namespace, name), the innermost first.
+
+    Hooks of diffusers and of accelerate keep the forward that they wrap, and put it back when they
+    are taken off: what is put around them would be lost then (a pipeline takes off and puts on
+    accelerate's at the end of each run), what is put inside stays.
+    """
+    own = vars(module)
+    registry = own.get("_diffusers_hook")
+    places = [
+        (vars(reference), name)
+        for reference in (registry._fn_refs if registry is not None else ())
+        for name in ("original_forward", "forward")
+        if getattr(reference, name) is not None
+    ]
+    if "_old_forward" in own:
+        places.append((own, "_old_forward"))
+    return [*places, (own, "forward")]
+
+
+def offloaded_weights(module: nn.Module) -> dict[str, tuple[Mapping[str, torch.Tensor], str]]:
+    """Weights that accelerate holds for the module, by name: where, and under which key there.
+
+    The module has tensors without values in their places meanwhile. Reading one may read a disk.
+    """
+    held: dict[str, tuple[Mapping[str, torch.Tensor], str]] = {}
+    for path, part in module.named_modules():
+        hook = vars(part).get("_hf_hook")
+        kept: Any = getattr(hook, "weights_map", None)
+        own = {**part._parameters, **part._buffers} if kept is not None else {}
+        for key, weight in own.items():
+            if weight is not None and weight.is_meta:
+                held[f"{path}.{key}" if path else key] = (kept, key)
+    return held
+
+
+def adapters(module: nn.Module) -> Iterator[tuple[Any, list[tuple[str, nn.Parameter]]]]:
+    """Of each layer that peft has adapted: which adapters act and how much, and their weights."""
+    for name, part in module.named_modules():
+        own = vars(part)
+        if "merged_adapters" not in own:
+            continue
+        state = (
+            name,
+            bool(own.get("_disable_adapters")),
+            str(own.get("_active_adapter")),
+            tuple(own["merged_adapters"]),
+            tuple(sorted(own.get("scaling", {}).items())),
+        )
+        weights = [(n, w) for n, w in part.named_parameters() if not n.startswith("base_layer.")]
+        yield state, weights
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:

@@ -14,6 +14,7 @@ import torch
 from magcache.budget import Budget
 from magcache.curve import MagnitudeCurve
 from magcache.errors import ConfigError, CurveError
+from magcache.storage import STORAGES, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,8 @@ class MagCacheConfig:
     transformer_type: registered strategy to use; None takes the transformer's class name.
     budget: plan each run for a speed-up or an error; None takes the greedy rule, whose settings are
         the first three.
+    residual_storage: how residuals are kept between steps: "device", "host" (pinned memory),
+        "bfloat16" or "float8" (e4m3, one scale a token); docs/works-with.md says what each costs.
     streams: whether the passes of a guided run are decided together ("joint") or "apart".
     """
 
@@ -47,6 +50,7 @@ class MagCacheConfig:
     transformer_type: str | None = None
     budget: Budget | None = None
     streams: Literal["joint", "apart"] = "joint"
+    residual_storage: Storage = "device"
 
     def __post_init__(self) -> None:
         _require_number("threshold", self.threshold, 0, math.inf, "0 never skips, 0.06 is mild")
@@ -60,6 +64,8 @@ class MagCacheConfig:
             raise _bad("transformer_type", self.transformer_type, "a registered name or None")
         if self.streams not in ("joint", "apart"):
             raise _bad("streams", self.streams, "'joint' or 'apart'")
+        if self.residual_storage not in STORAGES:
+            raise _bad("residual_storage", self.residual_storage, f"one of {', '.join(STORAGES)}")
         self._check_budget()
         if not isinstance(self.mag_ratios, MagnitudeCurve | str | None):
             object.__setattr__(self, "mag_ratios", _ratios(self.mag_ratios))

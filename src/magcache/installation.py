@@ -18,7 +18,7 @@ __all__ = ["cache_of", "install", "uninstall"]
 
 # Where a module keeps its cache, and which of its methods are wrapped.
 _CACHE = "_magcache"
-_METHODS = ("forward", "_compiled_call_impl", "cache_context", "compile")
+_METHODS = ("_compiled_call_impl", "cache_context", "compile")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def cache_of(module: nn.Module) -> TransformerCache | None:
 
 
 def install(cache: TransformerCache) -> None:
-    """Send the module's calls through the cache.
+    """Send the module's calls through the cache, inside the hooks of accelerate and diffusers.
 
     A module that has been compiled as a whole is entered before the compiled call, so that the
     decision is no part of the graph; compiling it later puts the cache in front again.
@@ -48,9 +48,10 @@ def install(cache: TransformerCache) -> None:
     inner = cache.stack.module
     cache.stack.eager = inner.forward if compiled is not None or inner is not module else None
     if compiled is None:
-        own = vars(module).get("forward")
+        holder, name = compat.forwards(module)[0]
+        own = holder.get(name)
         plain = own if own is not None else functools.partial(type(module).forward, module)
-        _put(module, "forward", _entry(cache, plain))
+        _put(module, name, _entry(cache, plain), holder)
     else:
         _put(module, "_compiled_call_impl", _entry(cache, compiled))
     if hasattr(type(module), "cache_context"):
@@ -59,27 +60,39 @@ def install(cache: TransformerCache) -> None:
 
 
 def uninstall(cache: TransformerCache) -> None:
-    """Take everything off. What another wrapper has buried since passes calls through."""
+    """Take everything off, also from inside hooks that were put on since.
+
+    What another wrapper has buried passes calls through.
+    """
     module = cache.module
     vars(module).pop(_CACHE, None)
-    for name in _METHODS:
-        installed = vars(module).get(name)
+    for holder, name in (*compat.forwards(module), *((vars(module), m) for m in _METHODS)):
+        installed = holder.get(name)
         if getattr(getattr(installed, "__func__", None), "magcache", None) is cache:
-            _take(module, name, installed)
+            _take(module, name, installed, holder)
 
 
-def _put(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    function.__dict__["magcache_own"] = vars(module).get(name)
+def _put(
+    module: nn.Module,
+    name: str,
+    function: Callable[..., Any],
+    holder: dict[str, Any] | None = None,
+) -> None:
+    holder = vars(module) if holder is None else holder
+    function.__dict__["magcache_own"] = holder.get(name)
     # A bound method follows its module into a deep copy, and there runs the copy plainly.
-    vars(module)[name] = MethodType(function, module)
+    holder[name] = MethodType(function, module)
 
 
-def _take(module: nn.Module, name: str, installed: Any) -> None:
+def _take(module: nn.Module, name: str, installed: Any, holder: dict[str, Any]) -> None:
     own = installed.__func__.magcache_own
-    if own is None:
-        del vars(module)[name]
+    if own is not None:
+        holder[name] = own
+    elif holder is vars(module) and name != "_old_forward":
+        del holder[name]
     else:
-        vars(module)[name] = own
+        # A hook that came later wraps the class's forward now.
+        holder[name] = MethodType(type(module).forward, module)
 
 
 def _entry(cache: TransformerCache, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,11 @@ class CurveKeeper:
         self._folder = folder
         self._runs: list[dict[str, Measurements]] = []
 
+    def forget(self) -> None:
+        """Start anew: the runs so far are of other weights."""
+        self._runs.clear()
+        self.curve = None
+
     def __call__(self, cache: TransformerCache, measured: dict[str, Measurements]) -> None:
         self._runs.append(measured)
         self.curve = curve_of(self._runs, self._provenance(cache, measured))

@@ -35,6 +35,7 @@ from magcache.keeper import CurveKeeper
 from magcache.planner import Planner, path_frontier
 from magcache.planning import Plan
 from magcache.store import curve_path, find_curve, fingerprint
+from magcache.weights import WeightsWatch
 
 __all__ = ["Enabled", "Stats", "calibrate", "disable", "enable", "frontier", "plan", "stats"]
 
@@ -130,9 +131,12 @@ def enable(
     for name, transformer in transformers.items():
         curve, source = known[name]
         keep = CurveKeeper(config, target, owner, curves)
-        apply_mag_cache_hook(
+        cache = apply_mag_cache_hook(
             transformer, config, clock=clock, curve=curve, on_measured=keep, name=name
         )
+        if config.mag_ratios is None:
+            find = functools.partial(_known_curve, transformer, target, config, curves)
+            cache.on_run = functools.partial(_look_again, WeightsWatch(transformer), keep, find)
         logger.info("%s (%s): %s", name, type(transformer).__name__, source)
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
@@ -313,6 +317,19 @@ def calibrate(
             "the runs measured nothing: a curve needs complete runs of two or more steps"
         )
     return joined(measured)
+
+
+def _look_again(
+    watch: WeightsWatch,
+    keep: CurveKeeper,
+    find: Callable[[], tuple[MagnitudeCurve | None, str]],
+    cache: TransformerCache,
+) -> None:
+    """Find the curve anew if the weights are others than it was found for (an adapter's, say)."""
+    if watch.changed():
+        keep.forget()
+        cache.curve, source = find()
+        logger.info("%s: its weights have changed: %s", cache.name, source)
 
 
 def _known_curve(

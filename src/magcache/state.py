@@ -15,6 +15,7 @@ from magcache.clock import Moment, Timeline
 from magcache.planner import Schedule
 from magcache.planning import Plan
 from magcache.residual import ResidualParts, combined
+from magcache.storage import Stored
 
 __all__ = ["MagCacheState", "Streams"]
 
@@ -38,7 +39,7 @@ class MagCacheState:
     order: int
     timeline: Timeline
     schedule: Schedule | None
-    held: list[tuple[int, ResidualParts]] = field(default_factory=list)
+    held: list[tuple[int, Stored]] = field(default_factory=list)
     last_computed: int | None = None
     tightened: bool = False
     breaks: set[int] = field(default_factory=set)
@@ -60,8 +61,9 @@ class MagCacheState:
         if not self.held:
             return None
         assert self.schedule is not None
-        newest = self.held[-1][1]
-        alike = [(s, parts) for s, parts in self.held if parts.like(newest)]
+        loaded = [(s, stored.load()) for s, stored in self.held]
+        newest = loaded[-1][1]
+        alike = [(s, parts) for s, parts in loaded if parts.like(newest)]
         steps, residuals = zip(*alike, strict=True)
         return combined(residuals, self.schedule.coefficients(steps, step))
 
@@ -75,7 +77,7 @@ class MagCacheState:
         """The last computed residual: one tensor, or a tuple (hidden, encoder)."""
         if not self.held:
             return None
-        tensors = self.held[-1][1].tensors
+        tensors = self.held[-1][1].load().tensors
         return tensors[0] if len(tensors) == 1 else tensors
 
     def stale(self, step: int) -> bool:

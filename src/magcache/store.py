@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 import torch
@@ -13,6 +15,8 @@ from torch import nn
 
 from magcache import compat
 from magcache.curve import MagnitudeCurve
+
+T = TypeVar("T")
 
 __all__ = ["curve_folder", "curve_path", "find_curve", "fingerprint"]
 
@@ -34,7 +38,8 @@ def fingerprint(module: nn.Module) -> str:
 
     Hashes the configuration, every weight's name and shape, and a sample of values. Dtype and
     device do not count: values are rounded to bfloat16, so that the same checkpoint in half
-    precision keeps its curve. Weights that are not in memory (offloaded to disk) are left out.
+    precision keeps its curve. Weights without values (on the meta device) are left out, but not
+    those that accelerate has offloaded. Adapters count, with what they weigh.
     """
     module = compat.unwrap_compiled(module)
     public = {k: v for k, v in compat.settings(module).items() if not k.startswith("_")}
@@ -43,16 +48,38 @@ def fingerprint(module: nn.Module) -> str:
     digest.update(json.dumps(public, sort_keys=True, default=str).encode())
     weights = list(module.state_dict().items())
     digest.update(str([(name, tuple(getattr(w, "shape", ()))) for name, w in weights]).encode())
+    held = compat.offloaded_weights(module)
     here = [
-        w
-        for _, w in weights
-        if isinstance(w, torch.Tensor) and w.is_floating_point() and not w.is_meta and w.numel()
+        (name, w)
+        for name, w in weights
+        if isinstance(w, torch.Tensor) and w.is_floating_point() and w.numel()
+        if name in held or not w.is_meta
     ]
-    for weight in here[:: max(1, len(here) // _SAMPLED_TENSORS)]:
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // _SAMPLED_VALUES)][:_SAMPLED_VALUES]
-        digest.update(sample.cpu().to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+    for name, weight in _sampled(here):
+        digest.update(_sample(held[name][0][held[name][1]] if name in held else weight))
+    adapters = list(compat.adapters(module))
+    if adapters:
+        # Few of the sampled tensors would be an adapter's, and its strength is in none.
+        digest.update(str([state for state, _ in adapters]).encode())
+        adapting = [w for _, weights in adapters for _, w in weights if not w.is_meta]
+        for weight in _sampled(adapting):
+            digest.update(_sample(weight))
     return digest.hexdigest()[:16]
+
+
+def _sampled(weights: Sequence[T]) -> Sequence[T]:
+    return weights[:: max(1, len(weights) // _SAMPLED_TENSORS)]
+
+
+def _sample(weight: torch.Tensor) -> bytes:
+    try:
+        flat = weight.detach().flatten()
+    except NotImplementedError:
+        # Quantised weights that only multiply (torchao's) are made of plain tensors.
+        names = weight.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        return b"".join(_sample(getattr(weight, name)) for name in names)
+    sample = flat[:: max(1, flat.numel() // _SAMPLED_VALUES)][:_SAMPLED_VALUES]
+    return sample.cpu().to(torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
 def curve_path(module: nn.Module, folder: str | Path | None = None) -> Path:
