@@ -72,6 +72,12 @@ def test_help_names_the_commands(args: list[str]) -> None:
         (["demo", "--threshold", "-0.1"], "threshold is -0.1"),
         (["demo", "--max-skip", "-1"], "max_skip_steps is -1"),
         (["demo", "--retention", "1.5"], "retention_ratio is 1.5"),
+        (["demo", "--speedup", "0.5"], "speedup is 0.5; it must be a number, 1 or more"),
+        (["demo", "--quality", "best"], "quality is 'best'; it must be one of high"),
+        (["demo", "--speedup", "2", "--max-error", "1"], "found speedup and max_error"),
+        (["demo", "--speedup", "2", "--threshold", "1"], "belongs to the greedy rule"),
+        (["plan", "flux-dev", "--speedup", "2"], "this curve knows ratios only"),
+        (["frontier", "flux-dev"], "this curve knows ratios only"),
         (["demo", "--guidance", "inf"], "guidance is inf"),
         (["demo", "--seed", "-1"], "seed is -1; it must be from 0"),
         (["demo", "--no-such-option"], "--no-such-option"),
@@ -122,21 +128,40 @@ def test_a_fault_of_ours_is_not_dressed_up_as_the_users(
     assert isinstance(run("plan", curve).exception, ZeroDivisionError)
 
 
-def test_plan_prints_each_streams_row_and_bound(curve: Path) -> None:
+def test_plan_prints_the_streams_row_and_bound(curve: Path) -> None:
+    """One plan for both guidance passes: they are decided together."""
     said = succeeded("plan", curve, "--steps", 10, "--threshold", 0.1, "--max-skip", 4)
     config = MagCacheConfig(threshold=0.1, max_skip_steps=4)
-    for stream in ("cond", "uncond"):
-        plan = magcache.plan(MagnitudeCurve.load(curve), config, steps=10, stream=stream)
-        assert f"{stream}: {plan.computed_steps} of 10 steps computed" in said
-        assert f"at most {plan.speedup:.2f}x" in said
-        assert f"\n  {plan}\n" in said
+    plan = magcache.plan(MagnitudeCurve.load(curve), config, steps=10)
+    assert f"cond, uncond: {plan.computed_steps} of 10 steps computed" in said
+    assert f"at most {plan.speedup:.2f}x" in said
     # Errors of 0.02, 0.06 are skipped, 0.12 is not.
-    assert "\n  CC..C..C..\n" in said
+    assert str(plan) == "CC..C..C.."
+    assert f"\n  {plan}\n" in said
+
+
+def test_plan_for_a_budget() -> None:
+    said = succeeded("plan", "demo-emoji", "--steps", 20, "--speedup", 2)
+    assert "planned for speedup 2" in said
+    assert "10 of 20 steps computed, at most 2.00x" in said
+    high, fast = (
+        succeeded("plan", "demo-emoji", "--steps", 20, "--quality", name)
+        for name in ("high", "fast")
+    )
+    assert high.count("C") > fast.count("C")
+
+
+def test_frontier_has_a_row_for_every_number_of_computed_steps() -> None:
+    said = succeeded("frontier", "demo-emoji", "--steps", 12)
+    best = magcache.frontier("demo-emoji", 12)
+    for count, error in zip(best.counts, best.errors, strict=True):
+        row = [str(count), f"{12 / count:.2f}x", f"{error:.5f}", str(best.plan(count))]
+        assert row in [line.split() for line in said.splitlines()]
 
 
 def test_plan_of_many_steps_is_not_broken_into_lines(curve: Path) -> None:
     said = succeeded("plan", curve, "--steps", 200, "--threshold", 0)
-    assert said.count("\n  " + "C" * 200 + "\n") == 2
+    assert said.count("\n  " + "C" * 200 + "\n") == 1
 
 
 def test_plan_table_has_the_figures_of_every_step(curve: Path) -> None:

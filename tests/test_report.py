@@ -97,6 +97,13 @@ def test_plan_fills_the_computed_steps_only(tmp_path: Path) -> None:
         assert found == pytest.approx(plan.computed_steps / 12, rel=0.02)
 
 
+def test_a_plan_for_a_budget_has_predicted_errors_and_no_threshold() -> None:
+    figure = plan_figure(plans(0.2), NOISE, threshold=None)
+    said = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert "predicted error" in said
+    assert "threshold" not in said
+
+
 def test_plan_tells_counts_noise_and_threshold() -> None:
     figure = plan_figure(plans(0.2), NOISE, threshold=0.2)
     said = texts(figure)
