@@ -205,9 +205,10 @@ def plan(
 @app.command()
 def frontier(curve: CurveName, steps: Steps = 28) -> None:
     """Show the best plan for every number of computed steps: speed-up against predicted error."""
+    found = magcache.frontier(_curve(curve), steps)
     console = _console()
     console.print(f"{curve}, {steps} steps\n", soft_wrap=True)
-    show.frontier(console, magcache.frontier(_curve(curve), steps))
+    show.frontier(console, found)
 
 
 @curve_app.command("show")
