@@ -110,6 +110,52 @@ def _best(methods: list[read_quality.Method], share: float) -> str:
     return f"{max(means):.1f} dB" if means else ""
 
 
+def drift_table() -> str:
+    """benchmarks/results/drift.json."""
+    result = json.loads((RESULTS / "drift.json").read_text())
+    lines = [
+        "| prompts | | planned | with the guard | planned, as many steps as the guard took |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in ("known", "odd"):
+        rows = [row for row in result["rows"] if row["kind"] == kind]
+        cells = []
+        for way in ("planned", "guarded", "planned_at_the_same_cost"):
+            spread = Spread.of(row[way]["psnr"] for row in rows)
+            computed = sum(row[way]["computed"] for row in rows) / len(rows)
+            cells.append(f"{spread:.1f}, worst {spread.min:.1f} dB ({computed:.1f} steps)")
+        lines.append(f"| {kind} | {len(rows)} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"`benchmarks/drift.py`, demo model, 28 steps planned for {result['speedup']:g}x. The "
+        "largest reading of a run (reuse error over the predicted one) and its PSNR correlate by "
+        f"{result['correlation_of_reading_and_psnr']:.2f}. {_machine(result)}.",
+    ]
+    return "\n".join(lines)
+
+
+def oracle_table() -> str:
+    """benchmarks/results/oracle.json."""
+    result = json.loads((RESULTS / "oracle.json").read_text())
+    lines = [
+        "| model | computed of 28 | our plan: tuned on / unseen | search: tuned on / unseen |",
+        "|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        cells = [
+            f"{row[way]['tuned_on']['mean']:.1f} / {row[way]['unseen']['mean']:.1f} dB "
+            f"`{row[way]['plan']}`"
+            for way in ("planned", "searched")
+        ]
+        lines.append(f"| {row['family']} | {row['computed']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"`benchmarks/oracle.py`: {result['rows'][0]['tries']} tries on {result['pictures']} "
+        "pictures, which the search is tuned on, then as many unseen ones.",
+    ]
+    return "\n".join(lines)
+
+
 def transfer_table() -> str:
     """benchmarks/results/transfer.json."""
     result = json.loads((RESULTS / "transfer.json").read_text())
@@ -228,6 +274,8 @@ def main() -> None:
     write(figures, "demo", demo_table())
     write(figures, "quality", quality_tables())
     write(ROOT / "docs/calibration.md", "transfer", transfer_table())
+    write(figures, "drift", drift_table())
+    write(figures, "oracle", oracle_table())
     write(figures, "overhead", overhead_table())
     write(ROOT / "docs/works-with.md", "storage", storage_table())
 
