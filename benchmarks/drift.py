@@ -2,7 +2,8 @@
 
 Prompts like those of the calibration, and odd ones: empty, words that the model has never seen
 together. Each is drawn plainly, planned, planned with the guard, and planned for as many computed
-steps as the guard came to on average: what the guard must beat is that.
+steps as the guard came to on average: what the guard must beat is that. And by the greedy rule at
+the planned number of steps, whose worst prompt ours must not fall below.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from families import FAMILIES
+from quality import family_curve, greedy_configs
 
 import magcache
 from magcache import Budget, MagCacheConfig, guard
@@ -36,13 +38,16 @@ class Watched:
         self.pipe = self.family.load()
         self.readings: list[float] = []
 
-    def draw(self, prompt: str, seed: int, budget: Budget | None) -> tuple[torch.Tensor, float]:
+    def draw(
+        self, prompt: str, seed: int, budget: Budget | MagCacheConfig | None
+    ) -> tuple[torch.Tensor, float]:
         """A picture and its number of computed steps."""
         random = torch.Generator().manual_seed(seed)
         kwargs: dict[str, Any] = {"output_type": "pt", "return_dict": False, "generator": random}
         if budget is None:
             return self.pipe(prompt, num_inference_steps=STEPS, **kwargs)[0], STEPS
-        with magcache.enable(self.pipe, MagCacheConfig(budget=budget)):
+        config = budget if isinstance(budget, MagCacheConfig) else MagCacheConfig(budget=budget)
+        with magcache.enable(self.pipe, config):
             picture = self.pipe(prompt, num_inference_steps=STEPS, **kwargs)[0]
             streams = magcache.stats(self.pipe).streams
         return picture, statistics.fmean(stream.computed for stream in streams)
@@ -76,11 +81,15 @@ def main() -> None:
     prompts = [(p, "known") for p in watched.family.chosen(options.known, 3)]
     prompts += [(p, "odd") for p in ODD for _ in range(2)]
     free = Budget(speedup=options.speedup)
+    watched.pipe.scheduler.set_timesteps(STEPS)
+    levels = tuple(float(t) / 1000 for t in watched.pipe.scheduler.timesteps)
+    _, greedy = greedy_configs(family_curve(watched.family), levels, options.speedup)[0]
     rows = []
     for seed, (prompt, kind) in enumerate(prompts, start=3000):
         plain, _ = watched.draw(prompt, seed, None)
         picture, computed = watched.draw(prompt, seed, free)
         guarded, more = watched.draw(prompt, seed, replace(free, drift_guard=True))
+        by_rule, computed_by_rule = watched.draw(prompt, seed, greedy)
         rows.append(
             {
                 "prompt": prompt,
@@ -88,6 +97,7 @@ def main() -> None:
                 "seed": seed,
                 "planned": {"psnr": psnr(picture, plain).item(), "computed": computed},
                 "guarded": {"psnr": psnr(guarded, plain).item(), "computed": more},
+                "greedy": {"psnr": psnr(by_rule, plain).item(), "computed": computed_by_rule},
                 "largest_reading": max(watched.seen(prompt, seed, free)),
             }
         )

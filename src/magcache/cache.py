@@ -230,6 +230,8 @@ class TransformerCache:
         state.fallbacks[reason] += 1
         state.breaks.add(step)
         state.schedule = self._schedule(state)
+        if state.tightened:
+            state.schedule = state.schedule.tightened(step)
         message = f"stream {state.stream}, step {step} is computed, not skipped: {reason}"
         self._warn(message, once=f"{state.stream}: {reason}")
 
