@@ -250,3 +250,35 @@ def test_stream_by_name_then_by_order_then_the_last() -> None:
     assert curve.stream("0", 0).ratios == (1, 2)
     assert curve.stream("1", 1).ratios == (1, 3)
     assert curve.stream("x", 7).ratios == (1, 3)
+
+
+def path_curve(places: list[float], path: list[tuple[float, ...]]) -> StreamCurve:
+    ones = (1.0,) * len(places)
+    return StreamCurve(places=tuple(places), ratios=ones, scale=ones, path=tuple(path))
+
+
+def test_a_path_is_served_as_measured_and_smoothly_between() -> None:
+    places = np.linspace(1, 0, 21)
+    path = [(float(np.sin(3 * p)), float(p**2)) for p in places]
+    curve = path_curve(places.tolist(), path)
+    assert np.allclose(curve.path_at(places), path)
+    between = np.linspace(0.97, 0.03, 50)
+    true = np.stack([np.sin(3 * between), between**2], axis=1)
+    assert np.abs(curve.path_at(between) - true).max() < 2e-4
+    assert np.allclose(curve.path_at([1.5, -0.5]), [path[0], path[-1]])
+
+
+def test_second_evaluations_at_a_place_have_a_path_of_their_own() -> None:
+    places = [1.0, 0.5, 0.5, 0.0, 0.0]
+    curve = path_curve(places, [(0.0,), (1.0,), (10.0,), (2.0,), (20.0,)])
+    assert curve.path_at(places).ravel().tolist() == [0, 1, 10, 2, 20]
+    assert curve.path_at([0.25, 0.25]).ravel().tolist() == pytest.approx([1.5, 15], abs=0.1)
+    # A sampler with one evaluation a place is served from the first ones.
+    assert curve.path_at([1.0, 0.5, 0.0]).ravel().tolist() == [0, 1, 2]
+
+
+def test_a_path_needs_as_many_rows_as_there_are_ratios() -> None:
+    with pytest.raises(ValueError, match="path has 1 entries"):
+        StreamCurve(places=(1.0, 0.5), ratios=(1.0, 1.0), path=((1.0,),))
+    with pytest.raises(ValueError, match="finite"):
+        StreamCurve(places=(1.0,), ratios=(1.0,), path=((float("nan"),),))

@@ -7,6 +7,7 @@ of the ratios it spans, so resampling interpolates the cumulative log-magnitude,
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -92,10 +93,18 @@ class StreamCurve(BaseModel):
     def path_at(self, places: Sequence[float] | Array) -> Array:
         """Coordinates of the residuals of a run that visits `places`, [steps, directions].
 
-        Between the measured places the path is a cubic Hermite spline; outside it stands still.
+        Between the measured places the path is a cubic Hermite spline; outside it stands still. The
+        second evaluations that some samplers make at a place have a path of their own.
         """
-        known, first = np.unique(np.asarray(self.places), return_index=True)
-        return _smooth(known, np.asarray(self.path)[first], np.asarray(places))
+        wanted, turn = np.asarray(places, dtype=float), _turns(places)
+        known, known_turn = np.asarray(self.places), _turns(self.places)
+        path = np.asarray(self.path)
+        found = np.zeros((len(wanted), path.shape[1]))
+        for which in np.unique(turn):
+            nodes = np.flatnonzero(known_turn == min(which, known_turn.max()))
+            nodes = nodes[np.argsort(known[nodes])]
+            found[turn == which] = _smooth(known[nodes], path[nodes], wanted[turn == which])
+        return found
 
     def scale_at(self, places: Sequence[float] | Array) -> Array:
         """`scale` for a run that visits `places`, [steps]."""
@@ -201,11 +210,21 @@ class MagnitudeCurve(BaseModel):
             ) from error
 
 
+def _turns(places: Sequence[float] | Array) -> npt.NDArray[np.intp]:
+    """How often each place has been visited before."""
+    seen: Counter[float] = Counter()
+    turns = []
+    for place in np.round(np.asarray(places, dtype=float), 6).tolist():
+        turns.append(seen[place])
+        seen[place] += 1
+    return np.array(turns, dtype=np.intp)
+
+
 def _smooth(known: Array, values: Array, wanted: Array) -> Array:
-    """Cubic Hermite interpolation of rows over rising places, slopes by central differences."""
+    """Cubic Hermite interpolation of rows over rising places, slopes by second-order differences."""
     if len(known) < 2:
         return np.repeat(values, len(wanted), axis=0)
-    slopes = np.gradient(values, known, axis=0)
+    slopes = np.gradient(values, known, axis=0, edge_order=2 if len(known) > 2 else 1)
     wanted = wanted.clip(known[0], known[-1])
     left = (np.searchsorted(known, wanted, side="right") - 1).clip(0, len(known) - 2)
     width = (known[left + 1] - known[left])[:, None]
