@@ -221,7 +221,7 @@ def _turns(places: Sequence[float] | Array) -> npt.NDArray[np.intp]:
 
 
 def _smooth(known: Array, values: Array, wanted: Array) -> Array:
-    """Cubic Hermite interpolation of rows over rising places, slopes by second-order differences."""
+    """Cubic Hermite interpolation of rows over rising places; slopes by central differences."""
     if len(known) < 2:
         return np.repeat(values, len(wanted), axis=0)
     slopes = np.gradient(values, known, axis=0, edge_order=2 if len(known) > 2 else 1)
