@@ -26,10 +26,14 @@ nightly:
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python tests/coverage.py
 
-# The figures and tables of README and docs; results go to benchmarks/results.
+# The figures and tables of README and docs; results go to benchmarks/results. Half a day on two
+# cores; `pip install --no-deps cache-dit` before adds that to the peers.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/drift.py
+	$(BIN)/python benchmarks/oracle.py
 	$(BIN)/python benchmarks/residual_storage.py
 	$(BIN)/magcache demo --out docs/images
 	$(BIN)/python benchmarks/figures.py
