@@ -82,6 +82,7 @@ def apply_mag_cache_hook(
         before is not None
         and strategy is None
         and type(before.stack.strategy) is type(stack.strategy)
+        and before.stack.lists == stack.lists
     ):
         # What has been learned of the model stays.
         stack = before.stack
