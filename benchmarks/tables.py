@@ -174,8 +174,9 @@ def transfer_table() -> str:
         "",
         "The shipped model's curve of 50 steps at shift 1, beside one measured in just such a run: "
         "mean error of the served ratios, steps of 50 that are decided differently, and what the "
-        "plan made from it loses, by the errors that the other predicts. Decisions are near ties: "
-        "plans differ, and are as good.",
+        "plan made from it loses, by the errors that the other predicts. Up to the measured length "
+        "decisions that differ are near ties. At twice that length the curve does not know how "
+        "much finer steps gain: calibrate with as many steps as are usual.",
         "",
         "| published tables | pairs | ratio error, ours / nearest index "
         "| greedy: differing of 50 |",
