@@ -16,6 +16,8 @@ Measure = Literal["psnr", "ssim", "psnr_fine"]
 
 # Settings a little beside the share asked for still count as there: steps are whole.
 _BESIDE = 0.025
+# Identical pictures stand as this many dB in the results.
+_IDENTICAL = 99.0
 
 # In the order of the tables; what stands in no group is left to the JSON.
 GROUPS = {
@@ -77,6 +79,9 @@ class Scenario:
         """By name; of several settings with the same share, the best stands for it."""
         found: dict[str, dict[float, dict[str, Any]]] = {}
         for row in self.data["rows"]:
+            if row["psnr"]["max"] >= _IDENTICAL:
+                # Of some pictures nothing was skipped: a mean with infinities says nothing.
+                continue
             best = found.setdefault(row["method"], {})
             share = round(row["share"], 2)
             if share not in best or row["psnr"]["mean"] > best[share]["psnr"]["mean"]:
