@@ -17,7 +17,6 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ import magcache
 from magcache.machine import machine
 
 BLOCKS = (8, 24, 57)
+STEPS = 50
 KINDS = ("plain", "computed", "skipped", "empty")
 
 
@@ -60,68 +60,58 @@ def build(blocks: int) -> tuple[SD3Transformer2DModel, dict[str, Any]]:
     return model, call
 
 
-def calls(blocks: int) -> dict[str, Callable[[], Any]]:
-    """The four kinds of call, each on a model of its own with the same weights."""
-    plain, call = build(blocks)
-    empty, _ = build(blocks)
-    empty.transformer_blocks = nn.ModuleList()
-    return {
-        "plain": lambda: plain(**call),
-        "empty": lambda: empty(**call),
-        "computed": _cached(blocks, call, threshold=0.0),
-        "skipped": _cached(blocks, call, threshold=1e9),
-    }
+class Timed:
+    """One kind of call: `model(**call)` at each step of a run, over and over.
 
+    What the scheduler does between two calls is part of neither's time, but of what all kinds find
+    in the processor's caches. A run's first call is computed whatever the kind, and not timed.
+    """
 
-def _cached(blocks: int, call: dict[str, Any], threshold: float) -> Callable[[], Any]:
-    model, _ = build(blocks)
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    settings = magcache.MagCacheConfig(
-        threshold=threshold, max_skip_steps=10**9, retention_ratio=0.0, mag_ratios=[1.0]
-    )
-    magcache.enable(model, settings, scheduler=scheduler)
-    scheduler.set_timesteps(1000)
-    sample, taken = call["hidden_states"], 0
+    def __init__(self, blocks: int, kind: str) -> None:
+        self.model, self.call = build(blocks)
+        if kind == "empty":
+            self.model.transformer_blocks = nn.ModuleList()
+        self.scheduler = FlowMatchEulerDiscreteScheduler()
+        if kind in ("computed", "skipped"):
+            settings = magcache.MagCacheConfig(
+                threshold=0.0 if kind == "computed" else 1e9,
+                max_skip_steps=STEPS,
+                retention_ratio=0.0,
+                mag_ratios=[1.0],
+            )
+            magcache.enable(self.model, settings, scheduler=self.scheduler)
+        self.step = STEPS
 
-    def one_call() -> None:
-        # Each call is a step of a run, so the scheduler's step is part of neither side's time.
-        nonlocal taken
-        model(**call)
-        taken += 1
+    def advance(self) -> None:
+        """Go to the next step; past the last, to the second of a new run."""
+        self.step += 1
+        if self.step >= STEPS:
+            self.scheduler.set_timesteps(STEPS)
+            self.model(**self.call)
+            self.step = 1
+        sample = self.call["hidden_states"]
+        self.scheduler.step(sample, self.scheduler.timesteps[self.step - 1], sample)
 
-    def advance() -> None:
-        scheduler.step(sample, scheduler.timesteps[taken % 1000], sample)
-        if taken % 1000 == 999:
-            scheduler.set_timesteps(1000)
-
-    one_call.advance = advance  # type: ignore[attr-defined]
-    one_call()
-    advance()
-    return one_call
-
-
-def seconds_per_call(call: Callable[[], Any], repeats: int) -> float:
-    """Median time of one call."""
-    advance = getattr(call, "advance", None)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-        if advance is not None:
-            advance()
-    return statistics.median(times)
+    def seconds(self, repeats: int) -> float:
+        """Median time of one call."""
+        times = []
+        for _ in range(repeats):
+            self.advance()
+            start = time.perf_counter()
+            self.model(**self.call)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
 
 def measure(blocks: int, rounds: int, repeats: int) -> dict[str, Any]:
     """Microseconds of each kind, and the cache's own cost with its quartiles."""
-    kinds = calls(blocks)
-    for call in kinds.values():
-        seconds_per_call(call, repeats)
+    kinds = {kind: Timed(blocks, kind) for kind in KINDS}
+    for timed in kinds.values():
+        timed.seconds(2 * STEPS)
     taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:
-            taken[kind].append(1e6 * seconds_per_call(kinds[kind], repeats))
+            taken[kind].append(1e6 * kinds[kind].seconds(repeats))
 
     def own_cost(kind: str, base: str) -> dict[str, float]:
         costs = [a - b for a, b in zip(taken[kind], taken[base], strict=True)]
@@ -155,6 +145,7 @@ def main() -> None:
         "machine": machine(),
         "rounds": options.rounds,
         "repeats": options.repeats,
+        "steps": STEPS,
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

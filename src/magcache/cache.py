@@ -153,7 +153,7 @@ class TransformerCache:
         context = getattr(self._context, "name", None)
         if self._streams.repeats(moment, context):
             moment = self.clock.catch_up(self._timestep(call)) or moment
-        name = self._streams.name(moment, context, call.kind, self._carried(call))
+        name = self._streams.name(moment, context, call, self._carried)
         if name is None:
             self._unplaced("the scheduler does not step; enable the pipeline that is run")
             return forward(*call.args, **call.kwargs)

@@ -22,7 +22,7 @@ from torch import nn
 from magcache.errors import CannotCacheError
 from magcache.outputs import output_tensors
 from magcache.route import OUTPUT, VIEWS, Exit, Key, Route, Source
-from magcache.standin import Call, Watched, parts_of, standing_in, stepped_over, walked
+from magcache.standin import Call, StandingIn, Watched, parts_of, stepped_over, walked
 
 __all__ = ["Learned", "learn_route"]
 
@@ -56,7 +56,7 @@ def learn_route(module: nn.Module, lists: tuple[str, ...], forward: Forward, cal
     """
     before = call.copied()
     trace = _Trace()
-    with standing_in(module, _watching(module, lists, trace)):
+    with StandingIn(module, _watching(module, lists, trace)):
         output = forward(*call.args, **call.kwargs)
     eaten = tuple(
         (key, len(call[key])) for key in call.lists() if len(call[key]) < len(before[key])
@@ -262,7 +262,7 @@ class _Lesson:
         over = {name: stepped_over(self.module.get_submodule(name)) for name in self.lists}
         call = call.copied()
         try:
-            with standing_in(self.module, {**over, **parts}):
+            with StandingIn(self.module, {**over, **parts}):
                 return self.forward(*call.args, **call.kwargs)
         except Exception as error:
             raise CannotCacheError(
@@ -287,7 +287,7 @@ class _Lesson:
         parts = {name: stepped_over(self.module.get_submodule(name)) for name in former}
         parts[source.blocks] = walked(blocks, stop)
         call = call.copied()
-        with contextlib.suppress(_EnteredError), standing_in(self.module, parts):
+        with contextlib.suppress(_EnteredError), StandingIn(self.module, parts):
             self.forward(*call.args, **call.kwargs)
         return entered.get(source.argument)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["Plan", "greedy_plan", "retained_steps"]
 
@@ -20,6 +21,16 @@ class Plan:
     computed: tuple[bool, ...]
     ratios: tuple[float, ...]
     errors: tuple[float, ...]
+
+    @cached_property
+    def sources(self) -> tuple[int | None, ...]:
+        """For each step the last one before it that is computed, or None."""
+        last: int | None = None
+        sources: list[int | None] = []
+        for step, computed in enumerate(self.computed):
+            sources.append(last)
+            last = step if computed else last
+        return tuple(sources)
 
     @property
     def steps(self) -> int:

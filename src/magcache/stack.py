@@ -18,10 +18,10 @@ from magcache.standin import (
     Call,
     Kind,
     StandIn,
+    StandingIn,
     is_block_list,
     parts_of,
     place_of,
-    standing_in,
     stepped_over,
     walked,
 )
@@ -90,7 +90,8 @@ class _Crossing:
 
     `residual` is set on a skipped step and added at the exits. Else the exits note their `values`,
     or turn them into residual `parts` at once where the `heads` know what entered the stack.
-    `replay` is set on the stepped-over pass that measures the bases of `values`.
+    `replay` is set on the stepped-over pass that measures the bases of `values`. `calls` counts
+    those of each tail, by its name, in the pass that is on.
     """
 
     heads: dict[tuple[str, str], MagCacheHeadHook] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class _Crossing:
     parts: list[torch.Tensor] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
     measured: bool = False
+    calls: dict[str, int] = field(default_factory=dict)
 
     def clear(self) -> None:
         self.residual = None
@@ -143,21 +145,20 @@ def _add(
 ) -> tuple[torch.Tensor, ...]:
     parts = residual.tensors[offset : offset + len(arguments)]
     dtypes = residual.dtypes[offset : offset + len(arguments)]
-    for argument, part, dtype in zip(arguments, parts, exit.dtypes, strict=True):
+    onto = []
+    for argument, part, dtype, own in zip(arguments, parts, exit.dtypes, dtypes, strict=True):
         if argument.shape != part.shape or argument.dtype != dtype:
             raise ResidualMisfitError(
                 f"residual of {tuple(part.shape)} onto {dtype}, "
                 f"hidden states of {tuple(argument.shape)} in {argument.dtype}"
             )
-    if any(part.device != a.device for part, a in zip(parts, arguments, strict=True)):
         # Offloading and device maps may have moved the hidden states since.
-        parts = tuple(part.to(a.device) for part, a in zip(parts, arguments, strict=True))
-    if dtypes != exit.dtypes:
-        arguments = [a.to(dtype) for a, dtype in zip(arguments, dtypes, strict=True)]
-    if len(arguments) == 2:
-        return strategy.apply_residual_tuple(arguments[0], arguments[1], parts)
-    pairs = zip(arguments, parts, strict=True)
-    return tuple(strategy.apply_residual(argument, part) for argument, part in pairs)
+        part = part if part.device == argument.device else part.to(argument.device)
+        onto.append((argument if dtype == own else argument.to(own), part))
+    if len(onto) == 2:
+        (hidden, added), (encoder, encoder_added) = onto
+        return strategy.apply_residual_tuple(hidden, encoder, (added, encoder_added))
+    return tuple(strategy.apply_residual(argument, part) for argument, part in onto)
 
 
 class MagCacheBlockHook(StandIn):
@@ -169,24 +170,27 @@ class MagCacheBlockHook(StandIn):
     def __init__(
         self,
         inner: nn.Module,
+        name: str,
         exits: tuple[tuple[Exit, int], ...],
         crossing: _Crossing,
         strategy: MagCacheStrategy,
     ) -> None:
         super().__init__(inner)
+        self.name = name
         self.exits = exits
         self.crossing = crossing
         self.strategy = strategy
-        self.calls = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
-        over = self.crossing.residual is not None or self.crossing.replay
+        crossing = self.crossing
+        over = crossing.residual is not None or crossing.replay
+        number = crossing.calls.get(self.name, 0)
+        crossing.calls[self.name] = number + 1
         for exit, offset in self.exits:
-            if self.calls == (exit.skipped if over else exit.walked):
+            if number == (exit.skipped if over else exit.walked):
                 values = {key: call[key] for key in exit.arguments}
-                call = call.replaced(_cross(exit, offset, values, self.crossing, self.strategy))
-        self.calls += 1
+                call = call.replaced(_cross(exit, offset, values, crossing, self.strategy))
         return self.inner(*call.args, **call.kwargs)
 
 
@@ -209,25 +213,25 @@ class _Passage:
         self.tails = {
             child: MagCacheBlockHook(
                 module.get_submodule(child),
+                child,
                 tuple((e, offsets[e]) for e in route.exits if e.child == child),
                 self.crossing,
                 strategy,
             )
             for child in children
         }
-        self.over: dict[str, nn.Module] = {
-            name: stepped_over(module.get_submodule(name)) for name in lists
-        }
-        self.walk: dict[str, nn.Module] = {}
-        if not route.measured:
-            self._stand_heads(module)
+        over = {name: stepped_over(module.get_submodule(name)) for name in lists}
+        walk = {} if route.measured else self._with_heads(module)
+        self.over = StandingIn(module, {**self.tails, **over})
+        self.walk = StandingIn(module, {**self.tails, **walk})
         heads = {f"{name}.{key}": h.inner for (name, key), h in self.crossing.heads.items()}
         own = {name: module.get_submodule(name) for name in (*lists, *children)}
         self.stands_for = [
             (*place_of(module, path), part) for path, part in {**own, **heads}.items()
         ]
 
-    def _stand_heads(self, module: nn.Module) -> None:
+    def _with_heads(self, module: nn.Module) -> dict[str, nn.Module]:
+        lists: dict[str, nn.Module] = {}
         sources = {source for exit in self.route.exits for source in exit.sources if source}
         for name in {source.blocks for source in sources}:
             blocks = module.get_submodule(name)
@@ -235,18 +239,16 @@ class _Passage:
                 own = tuple(s for s in sources if (s.blocks, s.block) == (name, key))
                 self.crossing.heads[name, key] = MagCacheHeadHook(blocks.get_submodule(key), own)
             heads = {k: hook for (n, k), hook in self.crossing.heads.items() if n == name}
-            self.walk[name] = walked(blocks, heads)
+            lists[name] = walked(blocks, heads)
+        return lists
 
     def still_stands(self) -> bool:
         """Whether the modules that this was made for are still in their places."""
         return all(parent._modules.get(key) is child for parent, key, child in self.stands_for)
 
-    def run(
-        self, module: nn.Module, lists: dict[str, nn.Module], forward: Forward, call: Call
-    ) -> Any:
-        for tail in self.tails.values():
-            tail.calls = 0
-        with standing_in(module, {**self.tails, **lists}):
+    def run(self, stand_ins: StandingIn, forward: Forward, call: Call) -> Any:
+        self.crossing.calls.clear()
+        with stand_ins:
             output = forward(*call.args, **call.kwargs)
         for exit, offset in self.offsets.items():
             if exit.child == OUTPUT:
@@ -285,10 +287,10 @@ class Stack:
             return self._learn(forward, call)
         crossing = passage.crossing
         try:
-            output = passage.run(self.module, passage.walk, forward, call)
+            output = passage.run(passage.walk, forward, call)
             if crossing.measured:
                 crossing.replay = True
-                passage.run(self.module, passage.over, forward, passage.route.stepped(call))
+                passage.run(passage.over, forward, passage.route.stepped(call))
             parts = ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes), call.kind)
             return Walked(output, parts, tuple(crossing.values))
         finally:
@@ -301,7 +303,7 @@ class Stack:
             raise ResidualMisfitError("the call gives other arguments than the computed one did")
         passage.crossing.residual = residual
         try:
-            return passage.run(self.module, passage.over, forward, passage.route.stepped(call))
+            return passage.run(passage.over, forward, passage.route.stepped(call))
         finally:
             passage.crossing.clear()
 

@@ -7,7 +7,6 @@ a child's place in the parent's `_modules`, hands calls and attributes on, and l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +18,11 @@ __all__ = [
     "Call",
     "Kind",
     "StandIn",
+    "StandingIn",
     "Watched",
     "is_block_list",
     "parts_of",
     "place_of",
-    "standing_in",
     "stepped_over",
     "walked",
 ]
@@ -69,6 +68,8 @@ class Call:
         return Call(_shaken(self.args, noise), _shaken(self.kwargs, noise))
 
     def replaced(self, values: Mapping[Key, Any]) -> Call:
+        if not values:
+            return self
         args = tuple(values.get(i, value) for i, value in enumerate(self.args))
         return Call(args, {k: values.get(k, value) for k, value in self.kwargs.items()})
 
@@ -100,6 +101,8 @@ class StandIn(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        # Beside the module table: found at once there, by a search of all tables here.
+        self.__dict__["inner"] = inner
         self.training = inner.training
 
     def __getattr__(self, name: str) -> Any:
@@ -219,18 +222,22 @@ def place_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     return (module.get_submodule(parent) if parent else module), key
 
 
-@contextmanager
-def standing_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put `parts` in the places of the module's own at these paths, and put those back after."""
-    places = [(*place_of(module, path), part) for path, part in parts.items()]
-    own = [parent._modules[key] for parent, key, _ in places]
-    for parent, key, part in places:
-        parent._modules[key] = part
-    try:
-        yield
-    finally:
-        for (parent, key, _), former in zip(places, own, strict=True):
-            parent._modules[key] = former
+class StandingIn:
+    """Puts `parts` in the places of the module's own at these paths, and puts those back after."""
+
+    def __init__(self, module: nn.Module, parts: Mapping[str, nn.Module]) -> None:
+        places = [(*place_of(module, path), part) for path, part in parts.items()]
+        self.places = [(parent._modules, key, part) for parent, key, part in places]
+        self.own: list[nn.Module | None] = []
+
+    def __enter__(self) -> None:
+        self.own = [table[key] for table, key, _ in self.places]
+        for table, key, part in self.places:
+            table[key] = part
+
+    def __exit__(self, *error: object) -> None:
+        for (table, key, _), former in zip(self.places, self.own, strict=True):
+            table[key] = former
 
 
 class Watched(StandIn):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -15,12 +15,15 @@ from magcache.clock import Moment, Timeline
 from magcache.planner import Schedule
 from magcache.planning import Plan
 from magcache.residual import ResidualParts, combined
+from magcache.standin import Call
 from magcache.storage import Stored
 
 __all__ = ["MagCacheState", "Streams"]
 
 # Not called at this step, in a stream's row.
 _NO_CALL = "-"
+
+Carried = Callable[[Call], dict[str, torch.Tensor]]
 
 # More streams than any pipeline has: a step that never ends is a clock that does not move.
 _MOST_STREAMS = 16
@@ -61,9 +64,9 @@ class MagCacheState:
         if not self.held:
             return None
         assert self.schedule is not None
-        loaded = [(s, stored.load()) for s, stored in self.held]
-        newest = loaded[-1][1]
-        alike = [(s, parts) for s, parts in loaded if parts.like(newest)]
+        last, newest = self.held[-1][0], self.held[-1][1].load()
+        older = [(s, stored.load()) for s, stored in self.held[:-1]]
+        alike = [(s, parts) for s, parts in older if parts.like(newest)] + [(last, newest)]
         steps, residuals = zip(*alike, strict=True)
         return combined(residuals, self.schedule.coefficients(steps, step))
 
@@ -87,8 +90,8 @@ class MagCacheState:
         off for a while).
         """
         assert self.plan is not None
-        planned = next(i for i in range(step - 1, -1, -1) if self.plan.computed[i])
-        return self.last_computed is None or self.last_computed < planned
+        planned = self.plan.sources[step]
+        return self.last_computed is None or planned is None or self.last_computed < planned
 
     def note(self, step: int, *, computed: bool) -> None:
         """Write down what was done at `step`."""
@@ -142,12 +145,10 @@ class Streams:
         """Whether the context's stream has been called at this step already."""
         return (moment.run, moment.step) == self._step and context in self._called
 
-    def name(
-        self, moment: Moment, context: str | None, kind: Any, carried: dict[str, torch.Tensor]
-    ) -> str | None:
+    def name(self, moment: Moment, context: str | None, call: Call, carried: Carried) -> str | None:
         """The stream of this call, or None where a step has more calls than can be.
 
-        `carried` are the tensors that could be a prompt's: all but the sample and the timestep.
+        `carried` tells which of its tensors could be a prompt's: not the sample nor the timestep.
         """
         if (moment.run, moment.step) != self._step:
             self._step = (moment.run, moment.step)
@@ -155,7 +156,7 @@ class Streams:
         if len(self._called) >= _MOST_STREAMS:
             return None
         if context is None:
-            name = self._by_call(kind, carried)
+            name = self._by_call(call.kind, carried(call))
         else:
             name = _first_free(context, self._called)
         self._called.add(name)
