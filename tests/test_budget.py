@@ -322,3 +322,28 @@ def test_the_drift_guard_forgets_the_run() -> None:
             pipe(prompt, generator=torch.Generator().manual_seed(3004))
             rows.append(magcache.stats(pipe).streams[0].happened)
     assert rows[0] == rows[2] != rows[1]
+
+
+def test_a_runs_plan_knows_its_guidance() -> None:
+    pipe, plans = load_demo_pipeline(), []
+    with magcache.enable(pipe, speedup=2.0):
+        for guidance in (1.0, 3.0, 7.0):
+            pipe(
+                "red heart",
+                num_inference_steps=28,
+                guidance_scale=guidance,
+                output_type="pt",
+                generator=torch.Generator().manual_seed(0),
+            )
+            levels = [float(t) / 1000 for t in pipe.scheduler.timesteps]
+            told = magcache.plan("demo-emoji", planned(), sigmas=levels, guidance_scale=guidance)
+            plans.append(magcache.stats(pipe).streams[0].happened)
+            assert plans[-1] == str(told)
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_much_guidance_is_predicted_to_cost_more_and_extrapolates_less() -> None:
+    calm, lively = (magcache.frontier("demo-emoji", guidance_scale=g) for g in (3.0, 7.0))
+    assert calm.counts == lively.counts
+    for count, one, other in zip(calm.counts, calm.errors, lively.errors, strict=True):
+        assert one < other or count == 28

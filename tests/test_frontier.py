@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from test_reuse import path_of, reuse_of
 
 from magcache import Budget, ConfigError, Frontier
-from magcache.frontier import frontier
+from magcache.frontier import frontier, pieced
 from magcache.reuse import RULES, Reuse
 
 Mask = tuple[bool, ...]
@@ -77,9 +78,9 @@ def test_every_plan_is_the_best_of_all(
         assert math.hypot(*plan.errors) == pytest.approx(error, rel=1e-6, abs=1e-9)
 
 
-def smooth_frontier(steps: int = 20, up_to: int | None = None) -> Frontier:
+def smooth_frontier(steps: int = 20, wanted: range | None = None) -> Frontier:
     reuse = reuse_of(path_of(3, steps), "fitted")
-    return frontier(reuse, np.full(steps, 1 / steps), max_skip_steps=4, up_to=up_to)
+    return frontier(reuse, np.full(steps, 1 / steps), max_skip_steps=4, wanted=wanted)
 
 
 def test_more_computed_steps_are_never_worse_on_a_smooth_path() -> None:
@@ -90,10 +91,45 @@ def test_more_computed_steps_are_never_worse_on_a_smooth_path() -> None:
 
 
 def test_looking_at_fewer_plans_gives_the_same_ones() -> None:
-    every, some = smooth_frontier(), smooth_frontier(up_to=9)
-    assert some.counts == every.counts[: len(some.counts)]
-    assert max(some.counts) == 9
+    every, some = smooth_frontier(), smooth_frontier(wanted=range(6, 10))
+    assert some.counts == (6, 7, 8, 9)
     assert [some.plan(c) for c in some.counts] == [every.plan(c) for c in some.counts]
+
+
+def test_numbers_that_cannot_be_give_the_nearest_above() -> None:
+    assert smooth_frontier(wanted=range(1, 3)).counts == (4,)
+    reuse = reuse_of(path_of(3, 20), "fitted")
+    kept = frontier(reuse, np.ones(20), max_skip_steps=4, first=8, wanted=range(3, 4))
+    assert kept.counts == (10,)
+    assert str(kept.plan(3)).startswith("C" * 8)
+
+
+def test_no_more_plans_than_needed_are_looked_at() -> None:
+    every = smooth_frontier()
+    goal = every.errors[every.counts.index(9)]
+    reuse = reuse_of(path_of(3, 20), "fitted")
+    some = frontier(reuse, np.full(20, 1 / 20), max_skip_steps=4, enough=goal * 1.0001)
+    assert some.counts == every.counts[: every.counts.index(9) + 1]
+    assert some.within(goal * 1.0001) == every.within(goal * 1.0001)
+
+
+def test_pieces_make_one_frontier() -> None:
+    calm = smooth_frontier(wanted=range(10, 21))
+    lively = frontier(
+        replace(reuse_of(path_of(3, 20), "fitted"), damping=1.0),
+        np.full(20, 1 / 20),
+        max_skip_steps=4,
+        wanted=range(4, 10),
+    )
+    both = pieced([lively, calm])
+    assert both.counts == tuple(range(4, 21))
+    assert both.errors == lively.errors + calm.errors
+    for count in both.counts:
+        of = calm if count >= 10 else lively
+        assert both.plan(count) == of.plan(count)
+        assert both.error_of(of.plan(count).computed) == pytest.approx(
+            of.errors[of.counts.index(count)]
+        )
 
 
 def test_any_plan_has_a_predicted_error() -> None:

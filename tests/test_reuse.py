@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magcache.residual import ResidualParts, combined
-from magcache.reuse import RULES, Reuse
+from magcache.reuse import RULES, Reuse, damping_for
 from magcache.sketch import Sketcher, principal
 
 Array = np.ndarray
@@ -45,7 +48,14 @@ def test_a_predicted_error_is_that_of_the_combination(
     reuse = reuse_of(path, rule)
     coefficients = np.array(reuse.coefficients(held, step))
     predicted = reuse.errors(np.array([held]), np.array([step]))[0]
-    assert predicted == pytest.approx(distance(path, held, step, coefficients), rel=1e-6, abs=1e-9)
+    error = distance(path, held, step, coefficients)
+    damped = replace(reuse, damping=0.0).errors(np.array([held]), np.array([step]))[0]
+    if rule != "fitted":
+        assert damped == pytest.approx(error, rel=1e-6, abs=1e-9)
+    if rule in ("fitted", "linear"):
+        # With what the damping is against.
+        error += damping_of(path, held) * float((coefficients[:-1] ** 2).sum())
+    assert predicted == pytest.approx(error, rel=1e-6, abs=1e-9)
 
 
 def affine_least_squares(path: Array, held: tuple[int, ...], step: int) -> Array:
@@ -56,11 +66,15 @@ def affine_least_squares(path: Array, held: tuple[int, ...], step: int) -> Array
     return np.array([*found, 1 - np.sum(found)])
 
 
-def spread_of(path: Array, held: tuple[int, ...]) -> float:
-    """What the ridge weighs: mean square distance of the others from the newest."""
+def damping_of(path: Array, held: tuple[int, ...]) -> float:
+    """A hundredth of the mean square distance of the others from the newest."""
     *others, newest = held
-    apart = ((path[others] - path[newest]) ** 2).sum(1).mean() if others else 0.0
-    return float(1e-2 * apart + 1e-5 * (path[newest] ** 2).sum())
+    return float(1e-2 * ((path[others] - path[newest]) ** 2).sum(1).mean()) if others else 0.0
+
+
+def spread_of(path: Array, held: tuple[int, ...]) -> float:
+    """What the ridge weighs: the damping, and what rounding adds."""
+    return damping_of(path, held) + 1e-5 * float((path[held[-1]] ** 2).sum())
 
 
 @given(seeds, helds)
@@ -113,6 +127,30 @@ def test_linear_is_exact_on_a_line() -> None:
     found = np.array(reuse.coefficients((2, 5), 9))
     assert distance(path, (2, 5), 9, found) < 1e-12
     assert reuse.coefficients((5,), 9) == (1.0,)
+
+
+def test_much_damping_is_reuse_as_it_is() -> None:
+    path = path_of(4)
+    rather, wholly = (replace(reuse_of(path, "fitted"), damping=d) for d in (1.0, 1e9))
+    assert wholly.coefficients((1, 3, 7), 9) == pytest.approx((0, 0, 1), abs=1e-6)
+    little = reuse_of(path, "fitted").coefficients((1, 3, 7), 9)
+    damped = rather.coefficients((1, 3, 7), 9)
+    assert 0 < np.linalg.norm(damped[:-1]) < 0.8 * np.linalg.norm(little[:-1])
+
+
+def test_damping_rises_with_guidance_and_with_the_way_between_computed_steps() -> None:
+    strides = [(1 / c, g) for c in (4, 7, 9, 14, 25, 50) for g in (None, 0.0, 1.0, 3.0, 7.0)]
+    usual = [damping_for(apart, 3.5) for apart, _ in strides]
+    assert usual == [damping_for(apart, None) for apart, _ in strides]
+    assert [damping_for(apart, 0.0) for apart, _ in strides] == [
+        damping_for(apart, 1.0) for apart, _ in strides
+    ]
+    for first, second in itertools.pairwise(np.linspace(0, 1, 60)):
+        assert damping_for(first, 3.0) <= damping_for(second, 3.0)
+        assert damping_for(first, 3.0) <= damping_for(first, 7.0)
+    assert damping_for(1 / 14, 3.0) == pytest.approx(10**-2.5)
+    assert damping_for(1 / 14, 7.0) == pytest.approx(10**-0.5)
+    assert damping_for(1 / 4, 7.0) == 1.0
 
 
 def test_as_is_and_scaled_take_the_newest_only() -> None:

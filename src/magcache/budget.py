@@ -93,14 +93,17 @@ class Budget:
         """Most steps that may be computed for `speedup`, or None: the error decides."""
         return None if self.speedup is None else max(1, math.floor(steps / self.speedup + 1e-9))
 
+    @property
+    def most_error(self) -> float:
+        """Largest predicted error; 0 where a speed-up is asked for."""
+        return QUALITIES[self.quality] if self.quality else self.max_error or 0.0
+
     def choose(self, frontier: Frontier) -> Plan:
         """The plan of a run's frontier that this budget asks for."""
         computed = self.computed_steps(frontier.steps)
         if computed is not None:
             return frontier.plan(computed)
-        most = self.max_error if self.quality is None else QUALITIES[self.quality]
-        assert most is not None
-        return frontier.within(most)
+        return frontier.within(self.most_error)
 
     def __str__(self) -> str:
         if self.speedup is not None:

@@ -83,6 +83,9 @@ Retention = Annotated[
     float | None, typer.Option(help="Greedy rule: share of the first steps always computed.")
 ]
 Steps = Annotated[int, typer.Option(help="Denoising steps.", callback=_checked_steps)]
+Guidance = Annotated[
+    float | None, typer.Option(help="Guidance scale of the runs; a usual one if not given.")
+]
 CurveName = Annotated[str, typer.Argument(metavar="CURVE", help="A curve's file or preset name.")]
 
 
@@ -180,6 +183,7 @@ def plan(
     threshold: Threshold = None,
     max_skip: MaxSkip = None,
     retention: Retention = None,
+    guidance: Guidance = None,
     table: Annotated[
         bool, typer.Option("--table", help="Show ratio and error of every step.")
     ] = False,
@@ -193,7 +197,7 @@ def plan(
     config = _config(speedup, max_error, quality, threshold, max_skip, retention)
     config = config or MagCacheConfig()
     # Streams are decided together: one plan is all of them.
-    found = magcache.plan(loaded, config, steps=steps)
+    found = magcache.plan(loaded, config, steps=steps, guidance_scale=guidance)
     console = _console()
     console.print(f"{curve}, {steps} steps\n{show.settings(config)}", soft_wrap=True)
     show.plan(console, ", ".join(loaded.streams), found)
@@ -203,9 +207,9 @@ def plan(
 
 
 @app.command()
-def frontier(curve: CurveName, steps: Steps = 28) -> None:
+def frontier(curve: CurveName, steps: Steps = 28, guidance: Guidance = None) -> None:
     """Show the best plan for every number of computed steps: speed-up against predicted error."""
-    found = magcache.frontier(_curve(curve), steps)
+    found = magcache.frontier(_curve(curve), steps, guidance_scale=guidance)
     console = _console()
     console.print(f"{curve}, {steps} steps\n", soft_wrap=True)
     show.frontier(console, found)

@@ -26,11 +26,13 @@ class Timeline:
     An evaluation of a second-order scheduler counts as a step. `fractions` are i/N over the whole
     schedule, so that a run that begins late (image-to-image) starts above 0. `strides` tell how far
     each step moves the sample for an error of the model (|change of sigma| for flow models).
+    `guidance` is the run's guidance scale, where the pipeline tells it.
     """
 
     fractions: tuple[float, ...]
     levels: tuple[float, ...] | None
     strides: tuple[float, ...]
+    guidance: float | None = None
 
     @property
     def steps(self) -> int:
@@ -192,8 +194,10 @@ class SchedulerClock:
         levels = tuple(value / scale for value in self._timesteps)
         fractions = tuple(i / total for i in range(begin, total))
         if fractions:
-            coordinates = compat.noise_coordinates(scheduler, self._timesteps)
-            self._runs.start(Timeline(fractions, levels, strides_between(coordinates)))
+            strides = strides_between(compat.noise_coordinates(scheduler, self._timesteps))
+            owners = (o for o in self._owners if getattr(o, "scheduler", None) is scheduler)
+            guidance = compat.guidance_scale(next(owners, None))
+            self._runs.start(Timeline(fractions, levels, strides, guidance))
 
     def _tick(self, scheduler: Any) -> None:
         timeline = self._runs.timeline

@@ -18,6 +18,7 @@ __all__ = [
     "checkpoint_id",
     "compiled_call",
     "forwards",
+    "guidance_scale",
     "is_through",
     "noise_coordinates",
     "offloaded_weights",
@@ -45,6 +46,15 @@ def begin_index(scheduler: Any) -> int | None:
     """Where the pipeline told the scheduler to begin (image-to-image), if it did."""
     index = getattr(scheduler, "begin_index", None)
     return index if index is not None else getattr(scheduler, "_begin_index", None)
+
+
+def guidance_scale(pipeline: Any) -> float | None:
+    """The guidance scale of the pipeline's call that is on (else of its last), if it keeps one."""
+    for name in ("guidance_scale", "_guidance_scale"):
+        value = getattr(pipeline, name, None)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
 
 
 def training_timesteps(scheduler: Any) -> float:

@@ -17,7 +17,7 @@ from magcache.errors import ConfigError
 from magcache.planning import Plan
 from magcache.reuse import Reuse
 
-__all__ = ["Frontier", "frontier"]
+__all__ = ["Frontier", "frontier", "pieced"]
 
 Array = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.intp]
@@ -75,17 +75,20 @@ def frontier(
     first: int = 1,
     last: int = 0,
     breaks: Collection[int] = (),
-    up_to: int | None = None,
+    wanted: range | None = None,
+    enough: float = 0.0,
 ) -> Frontier:
-    """The best plan for every number of computed steps.
+    """The best plan for every number of computed steps, or for those that are `wanted`.
+
+    If none of those can be, then for the nearest one above.
 
     weights: how far an error of each step's residual moves the final sample, [steps].
     first, last: so many steps at either end are always computed. breaks: steps at which no residual
-    is at hand although one was computed before; they are computed. up_to: no number of computed
-    steps above this is looked at, which saves time.
+    is at hand although one was computed before; they are computed. enough: no number above
+    the first wanted one with so small a predicted error is looked at, which saves time.
     """
     steps = len(weights)
-    most_computed = steps if up_to is None else max(up_to, -(-steps // (max_skip_steps + 1)))
+    wanted = range(1, steps + 1) if wanted is None else wanted
     forced = np.zeros(steps, dtype=bool)
     forced[:first] = True
     forced[steps - last :] = True
@@ -95,12 +98,13 @@ def frontier(
         return np.where(forced[step], np.inf, error)
 
     starts = sorted({0, *(b for b in breaks if 0 < b < steps)})
+    goal = enough**2 if len(starts) == 1 else 0.0
     parts = [
-        _Paths(errors, begin, end, min(max_skip_steps + 1, end - begin), reuse.most, most_computed)
+        _Paths(errors, begin, end, max_skip_steps + 1, reuse.most, wanted, goal)
         for begin, end in zip(starts, [*starts[1:], steps], strict=True)
     ]
     costs, split = _joined(parts)
-    counts = tuple(sorted(costs))
+    counts = tuple(sorted(costs.keys() & set(wanted)) or sorted(costs)[-1:])
 
     def mask(count: int) -> Mask:
         shares = zip(parts, split[count], strict=True)
@@ -125,6 +129,20 @@ def frontier(
     return Frontier(steps, counts, roots, mask, step_errors)
 
 
+def pieced(pieces: Sequence[Frontier]) -> Frontier:
+    """One frontier of several of the same run, each of which knows about other counts."""
+    errors = {n: e for piece in pieces for n, e in zip(piece.counts, piece.errors, strict=True)}
+    owner = {count: piece for piece in pieces for count in piece.counts}
+    counts = tuple(sorted(owner))
+    return Frontier(
+        pieces[0].steps,
+        counts,
+        tuple(errors[count] for count in counts),
+        lambda count: owner[count]._mask(count),
+        lambda mask: owner.get(sum(mask), pieces[-1])._step_errors(mask),
+    )
+
+
 def _joined(parts: list[_Paths]) -> tuple[dict[int, float], dict[int, tuple[int, ...]]]:
     """Least cost by number of computed steps in all parts, and each part's share of them."""
     costs: dict[int, float] = {0: 0.0}
@@ -145,22 +163,37 @@ class _Paths:
     """Shortest paths through the steps from `begin` to `end`, by number of computed steps.
 
     `gap` is the longest way from one computed step to the next. Arrays over states have the shape
-    [d2, d3, j]: step j is the newest computed one, the one before it is d2 steps back, and the one
+    [d3, d2, j]: step j is the newest computed one, the one before it is d2 steps back, and the one
     before that d3 further; 0 means that there is none.
     """
 
     def __init__(
-        self, errors: Errors, begin: int, end: int, gap: int, most: int, most_computed: int
+        self,
+        errors: Errors,
+        begin: int,
+        end: int,
+        gap: int,
+        most: int,
+        looked_at: range,
+        enough: float,
     ) -> None:
         self.size = end - begin
+        gap = min(gap, self.size)
         self._gaps = _gap_costs(errors, begin, self.size, gap, min(most, 3))
-        value = np.full(self._gaps.shape[1:], np.inf)
+        # What the steps after j cost if they are all skipped, for the last places of j.
+        tail = np.arange(1, gap + 1)
+        self._tail_costs = self._gaps[:, tail, :, self.size - tail].transpose(1, 2, 0)
+        value = np.full((gap + 1, gap + 1, self.size), np.inf)
         value[0, 0, 0] = 0.0
         self._values = [value]
+        self._sums = np.empty_like(self._gaps)
         self.costs: dict[int, float] = {}
         self._ends: dict[int, tuple[int, int, int]] = {}
-        for count in range(1, min(self.size, most_computed) + 1):
+        for count in range(1, self.size + 1):
             self._end(count)
+            reached = count in looked_at and self.costs.get(count, math.inf) <= enough
+            if self.costs and (reached or count >= looked_at.stop - 1):
+                break
             self._values.append(self._advanced(self._values[-1]))
 
     def mask(self, count: int) -> Mask:
@@ -171,37 +204,36 @@ class _Paths:
         for value in reversed(self._values[: count - 1]):
             newest -= back
             mask[newest] = True
-            costs = value[older, :, newest] + self._gaps[back, older, :, newest]
+            costs = value[:, older, newest] + self._gaps[:, back, older, newest]
             back, older = older, int(costs.argmin())
         return tuple(mask)
 
     def _advanced(self, value: Array) -> Array:
         """Least costs with one more computed step: the oldest step in sight falls out of it."""
-        # [g, d2, j]: g steps on from j, whatever d3 was.
-        costs = (value + self._gaps).min(2)
+        # [g, d2, j]: g steps on from j, whatever d3 was. Least over the first axis: whole rows.
+        costs = np.add(value[:, None], self._gaps, out=self._sums).min(0)
         after = np.full(value.shape, np.inf)
         for g in range(1, len(costs)):
-            after[g, :, g:] = costs[g, :, : self.size - g]
+            after[:, g, g:] = costs[g, :, : self.size - g]
         return after
 
     def _end(self, count: int) -> None:
         """Note the best way to end with so many: the steps after the newest one are skipped."""
-        value = self._values[-1]
-        for g in range(1, len(self._gaps)):
-            total = value[:, :, self.size - g] + self._gaps[g, :, :, self.size - g]
-            back, older = np.unravel_index(int(total.argmin()), total.shape)
-            cost = float(total[back, older])
-            if cost < self.costs.get(count, math.inf):
-                self.costs[count] = cost
-                self._ends[count] = (int(back), int(older), self.size - g)
+        gap = self._tail_costs.shape[-1]
+        total = self._values[-1][:, :, : -gap - 1 : -1] + self._tail_costs
+        older, back, after = np.unravel_index(int(total.argmin()), total.shape)
+        cost = float(total[older, back, after])
+        if cost < math.inf:
+            self.costs[count] = cost
+            self._ends[count] = (int(back), int(older), self.size - 1 - int(after))
 
 
 def _gap_costs(errors: Errors, begin: int, size: int, gap: int, history: int) -> Array:
-    """costs[g, d2, d3, j]: summed errors of the steps j+1 .. j+g-1, skipped after step j.
+    """costs[d3, g, d2, j]: summed errors of the steps j+1 .. j+g-1, skipped after step j.
 
     Errors are told from the newest `history` residuals there are, 1 to 3.
     """
-    back, older, newest = np.indices((gap + 1, gap + 1, size)).reshape(3, -1)
+    older, back, newest = np.indices((gap + 1, gap + 1, size)).reshape(3, -1)
     ages = np.stack([np.zeros_like(back), back, back + older])
     reachable = ages[2] <= newest
     held_count = np.minimum(1 + (back > 0) + ((back > 0) & (older > 0)), history)
@@ -216,7 +248,7 @@ def _gap_costs(errors: Errors, begin: int, size: int, gap: int, history: int) ->
         costs[2 + which_gap, which] = errors(begin + held, begin + newest[which] + 1 + which_gap)
     summed: Array = costs.cumsum(0).reshape(gap + 1, gap + 1, gap + 1, size)
     if history < 3:
-        summed[:] = summed[:, :, :1]
-    if history < 2:
         summed[:] = summed[:, :1]
-    return summed
+    if history < 2:
+        summed[:] = summed[:, :, :1]
+    return np.ascontiguousarray(summed.transpose(1, 0, 2, 3))

@@ -32,7 +32,7 @@ from magcache.hook import (
 )
 from magcache.installation import cache_of
 from magcache.keeper import CurveKeeper
-from magcache.planner import Planner, path_frontier
+from magcache.planner import Planner, RunPath
 from magcache.planning import Plan
 from magcache.store import curve_path, find_curve, fingerprint
 from magcache.weights import WeightsWatch
@@ -203,18 +203,20 @@ def plan(
     *,
     stream: str | None = None,
     sigmas: Sequence[float] | None = None,
+    guidance_scale: float | None = None,
 ) -> Plan:
     """Which steps a run would compute and which it would skip, without running anything.
 
     curve: a curve, a list of ratios, or a preset's name. stream: which of its streams; by default
     what `config.streams` says: for the greedy rule the first, for a budget all. sigmas: the run's
     noise levels, one a step; by default they are laid out over `steps` steps as in the run that was
-    measured. With a budget, steps count by the change of the noise level, as flow models' do.
+    measured. With a budget, steps count by the change of the noise level, as flow models' do, and
+    plans for much guidance extrapolate less; a usual `guidance_scale` is assumed if none is given.
     """
     config = config or MagCacheConfig()
     curve = _curve(curve)
     planner = Planner(_for_stream(config, curve, stream), curve)
-    timeline = _timeline(curve, steps, stream, sigmas)
+    timeline = _timeline(curve, steps, stream, sigmas, guidance_scale)
     name = stream or next(iter(curve.streams))
     return planner.schedule(timeline, name, 0, 0, set()).plan
 
@@ -224,26 +226,25 @@ def frontier(
     steps: int = 28,
     *,
     sigmas: Sequence[float] | None = None,
+    guidance_scale: float | None = None,
     config: MagCacheConfig | None = None,
 ) -> Frontier:
     """The best plan for every number of computed steps, with predicted errors.
 
     curve: a measured curve or its preset's name; a list of ratios alone does not tell enough.
-    config: its budget's limits apply (`max_skip_steps`, `max_residuals`, ...), not its goal.
+    sigmas, guidance_scale: as for `plan`. config: its budget's limits apply (`max_skip_steps`,
+    `max_residuals`, ...), not its goal.
     """
     curve = _curve(curve)
     config = config or MagCacheConfig(budget=Budget(quality="balanced"))
     if config.budget is None:
         raise ConfigError("config has no budget; a frontier needs one's limits")
     budget = dataclasses.replace(config.budget, speedup=None, max_error=0.0, quality=None)
-    config = dataclasses.replace(config, budget=budget)
     _require_path(curve)
-    timeline = _timeline(curve, steps, None, sigmas)
+    timeline = _timeline(curve, steps, None, sigmas, guidance_scale)
     places = np.asarray(timeline.levels or timeline.fractions)
     everything = slice(0, timeline.steps)
-    names = list(curve.streams)
-    strides = np.asarray(timeline.strides)
-    return path_frontier(curve, config, places, strides, everything, names)[0]
+    return RunPath(curve, budget, timeline, places, everything, list(curve.streams)).frontier()
 
 
 def _curve(curve: MagnitudeCurve | Sequence[float] | str) -> MagnitudeCurve:
@@ -265,15 +266,19 @@ def _for_stream(
 
 
 def _timeline(
-    curve: MagnitudeCurve, steps: int, stream: str | None, sigmas: Sequence[float] | None
+    curve: MagnitudeCurve,
+    steps: int,
+    stream: str | None,
+    sigmas: Sequence[float] | None,
+    guidance: float | None,
 ) -> Timeline:
     if sigmas is not None and curve.axis != "noise":
         raise CurveError("this curve knows steps, not noise levels: give steps, not sigmas")
     places = tuple(sigmas) if sigmas is not None else curve.places(steps, stream)
     if curve.axis == "fraction":
-        return Timeline(places, None, (1 / len(places),) * len(places))
+        return Timeline(places, None, (1 / len(places),) * len(places), guidance)
     fractions = tuple(i / len(places) for i in range(len(places)))
-    return Timeline(fractions, places, strides_between(places))
+    return Timeline(fractions, places, strides_between(places), guidance)
 
 
 def _require_path(curve: MagnitudeCurve) -> None:
