@@ -1,8 +1,8 @@
 """Deciding outside of the graph for a module that `torch.compile(module)` wraps.
 
-Its compiled call runs the module's own one with a compiler switched on, which would trace the cache.
-A cache's entry is left to Python instead: it switches the compiler off, and on again around what it
-calls.
+Its compiled call runs the module's own one with a compiler switched on, which would trace the
+cache. A cache's entry is left to Python instead: it switches the compiler off, and on again around
+what it calls.
 """
 
 from __future__ import annotations

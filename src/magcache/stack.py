@@ -268,7 +268,7 @@ class Stack:
         self.module = module
         self.lists = lists
         self.strategy = strategy
-        # The forward as it is when nothing is compiled: what is done to learn is no part of a graph.
+        # The forward as it is when nothing is compiled: learning is no part of a graph.
         self.eager: Forward | None = None
         self._passages: dict[Kind, _Passage] = {}
 
