@@ -150,8 +150,7 @@ def assert_as_eager(rig: Rig, pipe: Any, steps: int) -> None:
 @pytest.mark.parametrize(
     ("rig", "way", "cache_first"),
     [(rig, way, order) for rig in (FLUX, SD3) for way in WAYS for order in (True, False)]
-    + [(rig, wrapped, order) for rig in (QWEN, WAN) for order in (True, False)]
-    + [(rig, *rest) for rig in (QWEN, WAN) for rest in ((blocks, True), (whole, False))],
+    + [(rig, way, way is not whole) for rig in (QWEN, WAN) for way in WAYS],
     ids=str_or_name,
 )
 def test_pipelines_keep_graphs_plan_and_pictures(rig: Rig, way: Way, cache_first: bool) -> None:
@@ -178,7 +177,7 @@ def test_without_fullgraph_there_is_no_break_either(way: Way) -> None:
 
 @pytest.mark.parametrize(
     ("rig", "dynamic"),
-    [(FLUX, None), (FLUX, True), (WAN, None)],
+    [(FLUX, None), (FLUX, True)],
     ids=["flux", "flux_dynamic", "wan"],
 )
 def test_a_second_resolution_is_a_warm_up_of_its_own(rig: Rig, dynamic: bool | None) -> None:
@@ -266,7 +265,7 @@ def test_the_first_run_calibrates(way: Way, cache_first: bool) -> None:
 @either_order
 @pytest.mark.parametrize(
     ("case", "way"),
-    [(case, wrapped) for case in BARE] + [(case, way) for case in SMALL for way in WAYS],
+    [(case, wrapped) for case in BARE[:2]] + [(case, way) for case in SMALL for way in WAYS],
     ids=str_or_name,
 )
 def test_a_bare_transformer(case: Case, way: Way, cache_first: bool) -> None:
@@ -310,10 +309,9 @@ def test_two_streams_of_a_bare_transformer(cache_first: bool) -> None:
         assert distance(output[1], expected[1]) < 1e-5
 
 
-@by_way
-def test_enabling_again_finds_the_cache(way: Way) -> None:
+def test_enabling_again_finds_the_cache() -> None:
     graphs = Graphs()
-    pipe = built(FLUX, way, True, MagCacheConfig(0.0), backend=graphs, fullgraph=True)
+    pipe = built(FLUX, wrapped, True, MagCacheConfig(0.0), backend=graphs, fullgraph=True)
     FLUX.draw(pipe, 8)
     magcache.enable(pipe, CONFIG)
     for steps in LENGTHS:
@@ -326,11 +324,10 @@ def test_enabling_again_finds_the_cache(way: Way) -> None:
 
 
 @either_order
-@pytest.mark.parametrize(
-    ("rig", "way"), [*((FLUX, way) for way in WAYS), (WAN, wrapped)], ids=str_or_name
-)
-def test_disable_gives_back_what_was_compiled(rig: Rig, way: Way, cache_first: bool) -> None:
-    graphs, pipe = Graphs(), rig.build()
+@by_way
+def test_disable_gives_back_what_was_compiled(way: Way, cache_first: bool) -> None:
+    graphs, rig = Graphs(), FLUX
+    pipe = rig.build()
     model = pipe.transformer
     plain, before = rig.draw(pipe, 5), snapshot(model)
     if not cache_first:
@@ -397,13 +394,12 @@ def test_what_calls_the_transformer_may_be_compiled_around_it() -> None:
             strict(inputs)
 
 
-@pytest.mark.parametrize("rig", [FLUX, WAN], ids=str)
-def test_aot_eager(rig: Rig) -> None:
-    pipe = built(rig, wrapped, True, backend="aot_eager", fullgraph=True)
-    assert_as_eager(rig, pipe, 8)
+def test_aot_eager() -> None:
+    pipe = built(FLUX, wrapped, True, backend="aot_eager", fullgraph=True)
+    assert_as_eager(FLUX, pipe, 8)
     graphs = counters["stats"]["unique_graphs"]
     with torch._dynamo.config.patch(error_on_recompile=True):
-        assert_as_eager(rig, pipe, 12)
+        assert_as_eager(FLUX, pipe, 12)
     assert graphs == counters["stats"]["unique_graphs"] == 2
 
 
