@@ -178,7 +178,7 @@ def test_without_fullgraph_there_is_no_break_either(way: Way) -> None:
 @pytest.mark.parametrize(
     ("rig", "dynamic"),
     [(FLUX, None), (FLUX, True)],
-    ids=["flux", "flux_dynamic", "wan"],
+    ids=["automatic", "dynamic"],
 )
 def test_a_second_resolution_is_a_warm_up_of_its_own(rig: Rig, dynamic: bool | None) -> None:
     sizes = (rig.size, rig.other)
