@@ -60,6 +60,7 @@ from pipelines import (
 from test_oracle import assert_same_attributes, snapshot
 from test_plan import plain_rule
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import magcache
 from magcache import (
@@ -1410,6 +1411,38 @@ def test_debug_log_tells_each_step(caplog: pytest.LogCaptureFixture) -> None:
             start = f"transformer stream {stream} step {step}/10 {word} error {error:.4f} ratio"
             assert line.startswith(start)
             assert line.endswith(f"skipped {skipped}")
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would wait for a device: values that Python reads."""
+
+    count = 0
+    reads = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += op.overloadpacket.__name__ in self.reads
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rig", [ODD, FLUX, SD3], ids=str)
+def test_no_step_waits_for_the_device_also_with_the_debug_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = rig.build()
+    with Waits() as plain:
+        rig.draw(pipe, 10)
+    with caplog.at_level(logging.DEBUG, "magcache"), magcache.enable(pipe, CONFIG):
+        with Waits() as learning:
+            rig.draw(pipe, 10)
+        with Waits() as cached:
+            rig.draw(pipe, 10)
+        assert "." in magcache.stats(pipe).streams[0].happened
+    assert any("hit (skipped)" in record.getMessage() for record in caplog.records)
+    assert learning.count > plain.count + 2
+    # The clock reads the timesteps at the start of a run, and at most its first call's.
+    assert cached.count <= plain.count + 2
 
 
 def test_info_log_says_once_what_is_enabled(caplog: pytest.LogCaptureFixture) -> None:

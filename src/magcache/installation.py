@@ -13,6 +13,7 @@ from torch import nn
 
 from magcache import compat
 from magcache.cache import TransformerCache
+from magcache.compiling import left_to_python, switch_compiler, with_compiler
 
 __all__ = ["cache_of", "install", "uninstall"]
 
@@ -31,9 +32,12 @@ class _NamedContext:
 
 
 def cache_of(module: nn.Module) -> TransformerCache | None:
-    """The cache on this module, if one is applied."""
-    cache = vars(module).get(_CACHE)
-    return cache if isinstance(cache, TransformerCache) else None
+    """The cache on this module, or on the one that `torch.compile(module)` wraps, if any is."""
+    for holder in (module, compat.unwrap_compiled(module)):
+        cache = vars(holder).get(_CACHE)
+        if isinstance(cache, TransformerCache):
+            return cache
+    return None
 
 
 def install(cache: TransformerCache) -> None:
@@ -41,12 +45,12 @@ def install(cache: TransformerCache) -> None:
 
     A module that has been compiled as a whole is entered before the compiled call, so that the
     decision is no part of the graph; compiling it later puts the cache in front again.
+    `torch.compile(module)` of a module with a cache compiles what the cache calls.
     """
     module = cache.module
     vars(module)[_CACHE] = cache
     compiled = compat.compiled_call(module)
     inner = cache.stack.module
-    cache.stack.eager = inner.forward if compiled is not None or inner is not module else None
     if compiled is None:
         holder, name = compat.forwards(module)[0]
         own = holder.get(name)
@@ -54,7 +58,8 @@ def install(cache: TransformerCache) -> None:
         _put(module, name, _entry(cache, plain), holder)
     else:
         _put(module, "_compiled_call_impl", _entry(cache, compiled))
-    if hasattr(type(module), "cache_context"):
+    cache.stack.eager = plain if compiled is None and inner is module else inner.forward
+    if hasattr(inner, "cache_context"):
         _put(module, "cache_context", _context_method(cache))
     _put(module, "compile", _compile_method(cache))
 
@@ -104,21 +109,24 @@ def _entry(cache: TransformerCache, plain: Callable[..., Any]) -> Callable[..., 
             return type(self).forward(self, *args, **kwargs)
         if not cache.alive:
             return plain(*args, **kwargs)
-        return cache.call(plain, args, kwargs)
+        compiler = switch_compiler(None)
+        if compiler is None:
+            return cache.call(plain, args, kwargs)
+        return with_compiler(compiler, cache.call, plain)(*args, **kwargs)
 
     forward.__dict__["magcache"] = cache
-    return forward
+    return left_to_python(forward)
 
 
 def _context_method(cache: TransformerCache) -> Callable[..., Any]:
-    plain = type(cache.module).cache_context  # type: ignore[attr-defined]
+    plain = type(cache.stack.module).cache_context  # type: ignore[attr-defined]
 
     @functools.wraps(plain)
     @contextlib.contextmanager
     def cache_context(self: nn.Module, name: str, **kwargs: Any) -> Iterator[None]:
         context = _NamedContext(name, kwargs.get("step_index"), kwargs.get("num_inference_steps"))
         inside = cache.in_context(context) if self is cache.module else contextlib.nullcontext()
-        with plain(self, name, **kwargs), inside:
+        with plain(compat.unwrap_compiled(self), name, **kwargs), inside:
             yield
 
     cache_context.__dict__["magcache"] = cache

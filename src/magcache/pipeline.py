@@ -137,7 +137,8 @@ def enable(
         if config.mag_ratios is None:
             find = functools.partial(_known_curve, transformer, target, config, curves)
             cache.on_run = functools.partial(_look_again, WeightsWatch(transformer), keep, find)
-        logger.info("%s (%s): %s", name, type(transformer).__name__, source)
+        model = type(compat.unwrap_compiled(transformer)).__name__
+        logger.info("%s (%s): %s", name, model, source)
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
         if owner is target:

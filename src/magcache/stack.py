@@ -270,7 +270,7 @@ class Stack:
         self.module = module
         self.lists = lists
         self.strategy = strategy
-        # Set for a module that is compiled as a whole: watching it is no part of a graph.
+        # The forward as it is when nothing is compiled: learning is no part of a graph.
         self.eager: Forward | None = None
         self._passages: dict[Kind, _Passage] = {}
 
@@ -290,7 +290,11 @@ class Stack:
             output = passage.run(passage.walk, forward, call)
             if crossing.measured:
                 crossing.replay = True
-                passage.run(passage.over, forward, passage.route.stepped(call))
+                eager = self.eager or forward
+                passage.run(passage.over, eager, passage.route.stepped(call))
+            elif self.eager not in (None, forward):
+                # The next call of a graph may overwrite what it returned (CUDA graphs do).
+                crossing.parts = [part.clone() for part in crossing.parts]
             parts = ResidualParts(tuple(crossing.parts), tuple(crossing.dtypes), call.kind)
             return Walked(output, parts, tuple(crossing.values))
         finally:
