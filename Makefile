@@ -30,6 +30,8 @@ coverage: $(VENV)/.installed-dev
 # cores; `pip install --no-deps cache-dit` before adds that to the peers.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/drift.py

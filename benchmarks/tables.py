@@ -17,6 +17,7 @@ from magcache.metrics import Spread
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SPEEDUPS = (1.5, 2.0, 3.0)
+_ORDINALS = {2: "second", 3: "third"}
 # Scenarios that the README shows, with what they are there.
 HEADLINES = {
     "demo-28": "demo model, 28 steps",
@@ -219,6 +220,59 @@ def overhead_table() -> str:
     return "\n".join(lines)
 
 
+def speed_table() -> str:
+    """benchmarks/results/speed.json: measured speed-up, its bound, and how much of it is reached."""
+    result = json.loads((RESULTS / "speed.json").read_text())
+    rows = result["rows"]
+    caches = list(dict.fromkeys(row["cache"] for row in rows))
+    lines = [
+        f"| blocks take | compiled | computed | {' | '.join(caches)} |",
+        f"|---|---|---|{'---|' * len(caches)}",
+    ]
+    for key in dict.fromkeys((row["shape"], row["compiled"], row["every"]) for row in rows):
+        alike = {r["cache"]: r for r in rows if (r["shape"], r["compiled"], r["every"]) == key}
+        _, compiled, every = key
+        share = next(r["blocks_share"] for r in alike.values() if "blocks_share" in r)
+        lines.append(
+            f"| {share:.0%} | {compiled} | every {_ORDINALS[every]} "
+            f"| {' | '.join(_speed_cell(alike.get(cache)) for cache in caches)} |"
+        )
+    reasons = {(r["cache"], r["compiled"]): r["failed"] for r in rows if "failed" in r}
+    lines += [
+        "",
+        f"Speed-up over the plain model compiled alike (bound; share of it reached), Flux with random "
+        f"weights, runs of {result['steps']} steps; {_machine(result)}. `benchmarks/speed.py`",
+    ]
+    lines += [f"\n{cache}, {how}: {why}" for (cache, how), why in reasons.items()]
+    return "\n".join(lines)
+
+
+def _speed_cell(row: dict[str, Any] | None) -> str:
+    if row is None or "failed" in row:
+        return "fails"
+    return f"{row['speedup']:.2f} ({row['bound']:.2f}; {row['reached']:.0%})"
+
+
+def memory_table() -> str:
+    """benchmarks/results/memory.json."""
+    result = json.loads((RESULTS / "memory.json").read_text())
+    lines = [
+        "| cache | extra peak, in residuals | residuals kept | left after a run | after an exception |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['config']} | {row['extra_residuals']:.2f} | {row['expected_residuals']:g} "
+        f"| {row['left_bytes']} bytes | {max(0, row['left_after_exception_bytes'])} bytes |"
+        for row in result["rows"]
+    ]
+    lines += [
+        "",
+        f"The demo model, {result['pictures']} pictures under guidance: two streams, each of which "
+        f"keeps 1 to 3 residuals; {_machine(result)}. `benchmarks/memory.py`",
+    ]
+    return "\n".join(lines)
+
+
 def storage_table() -> str:
     """What each way of keeping residuals costs: benchmarks/results/residual_storage.json."""
     result = json.loads((RESULTS / "residual_storage.json").read_text())
@@ -279,6 +333,8 @@ def main() -> None:
     write(figures, "drift", drift_table())
     write(figures, "oracle", oracle_table())
     write(figures, "overhead", overhead_table())
+    write(figures, "speed", speed_table())
+    write(figures, "memory", memory_table())
     write(ROOT / "docs/works-with.md", "storage", storage_table())
 
 
