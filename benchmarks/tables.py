@@ -221,7 +221,7 @@ def overhead_table() -> str:
 
 
 def speed_table() -> str:
-    """benchmarks/results/speed.json: measured speed-up, its bound, and how much of it is reached."""
+    """benchmarks/results/speed.json: measured speed-up, its bound, the share reached."""
     result = json.loads((RESULTS / "speed.json").read_text())
     rows = result["rows"]
     caches = list(dict.fromkeys(row["cache"] for row in rows))
@@ -240,8 +240,8 @@ def speed_table() -> str:
     reasons = {(r["cache"], r["compiled"]): r["failed"] for r in rows if "failed" in r}
     lines += [
         "",
-        f"Speed-up over the plain model compiled alike (bound; share of it reached), Flux with random "
-        f"weights, runs of {result['steps']} steps; {_machine(result)}. `benchmarks/speed.py`",
+        "Speed-up over the plain model compiled alike (bound; share of it reached), Flux with "
+        f"random weights, runs of {result['steps']} steps; {_machine(result)}. `benchmarks/speed.py`",
     ]
     lines += [f"\n{cache}, {how}: {why}" for (cache, how), why in reasons.items()]
     return "\n".join(lines)
@@ -257,7 +257,7 @@ def memory_table() -> str:
     """benchmarks/results/memory.json."""
     result = json.loads((RESULTS / "memory.json").read_text())
     lines = [
-        "| cache | extra peak, in residuals | residuals kept | left after a run | after an exception |",
+        "| cache | extra peak, in residuals | residuals kept | left after a run | after an error |",
         "|---|---|---|---|---|",
     ]
     lines += [
