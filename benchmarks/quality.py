@@ -29,6 +29,7 @@ from peers import PEERS, Setting, Work, fit_tea_cache
 
 import magcache
 from magcache import Budget, MagCacheConfig, MagnitudeCurve, presets
+from magcache.budget import QUALITIES
 from magcache.machine import machine
 from magcache.metrics import Spread, psnr, ssim
 
@@ -157,6 +158,12 @@ class Bench:
                 config = MagCacheConfig(budget=Budget(speedup=speedup), mag_ratios=here)
                 yield "planned, fitted, calibrated here", f"{speedup:g}x", config
 
+    def qualities(self) -> None:
+        """The named qualities, as a user asks for them."""
+        for quality in QUALITIES:
+            config = MagCacheConfig(budget=Budget(quality=quality), mag_ratios=self.curve)
+            self.cached("quality", quality, config)
+
     def greedy(self) -> None:
         """The published rule: two plans for each number of computed steps, and known settings."""
         for speedup in sorted({*COMPARED} & {*self.scenario.speedups}):
@@ -277,7 +284,7 @@ def greedy_configs(
     return [plans[i * len(plans) // 2] for i in range(min(2, len(plans)))]
 
 
-PARTS = ("ours", "fewer", "greedy", "uniform", "peers")
+PARTS = ("ours", "qualities", "fewer", "greedy", "uniform", "peers")
 
 
 def run(name: str, parts: Sequence[str]) -> None:

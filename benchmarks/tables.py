@@ -12,6 +12,7 @@ from typing import Any
 
 import read_quality
 
+from magcache.budget import QUALITIES
 from magcache.metrics import Spread
 
 ROOT = Path(__file__).parent.parent
@@ -86,6 +87,21 @@ def _cell(method: read_quality.Method, share: float) -> str:
     if own is None or fine is None:
         return ""
     return f"{own[0]:.1f} ± {own[1]:.1f} / {fine[0]:.1f}"
+
+
+def qualities_table() -> str:
+    """What the named qualities came to, in the scenarios in which they were drawn."""
+    lines = [f"| | {' | '.join(QUALITIES)} |", f"|---|{'---|' * len(QUALITIES)}"]
+    for name, scenario in read_quality.load().items():
+        rows = {r["setting"]: r for r in scenario.data["rows"] if r["method"] == "quality"}
+        cells = [
+            f"{1 / rows[quality]['share']:.2f}x, {_spread(rows[quality]['psnr'], '.1f')} dB"
+            for quality in QUALITIES
+            if quality in rows
+        ]
+        if cells:
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def headline_table() -> str:
@@ -240,8 +256,8 @@ def speed_table() -> str:
     reasons = {(r["cache"], r["compiled"]): r["failed"] for r in rows if "failed" in r}
     lines += [
         "",
-        "Speed-up over the plain model compiled alike (bound; share of it reached), Flux with "
-        f"random weights, runs of {result['steps']} steps; {_machine(result)}. `benchmarks/speed.py`",
+        "`benchmarks/speed.py`: speed-up over the plain model compiled alike (bound; share of it "
+        f"reached), Flux with random weights, runs of {result['steps']} steps; {_machine(result)}.",
     ]
     lines += [f"\n{cache}, {how}: {why}" for (cache, how), why in reasons.items()]
     return "\n".join(lines)
@@ -329,6 +345,7 @@ def main() -> None:
     figures = ROOT / "docs/figures.md"
     write(figures, "demo", demo_table())
     write(figures, "quality", quality_tables())
+    write(figures, "qualities", qualities_table())
     write(ROOT / "docs/calibration.md", "transfer", transfer_table())
     write(figures, "drift", drift_table())
     write(figures, "oracle", oracle_table())
