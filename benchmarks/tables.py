@@ -165,7 +165,8 @@ def oracle_table() -> str:
             f"`{row[way]['plan']}`"
             for way in ("planned", "searched")
         ]
-        lines.append(f"| {row['family']} | {row['computed']} | {' | '.join(cells)} |")
+        model = row["family"] + (f", shift {row['shift']:g}" if row["shift"] != 1 else "")
+        lines.append(f"| {model} | {row['computed']} | {' | '.join(cells)} |")
     lines += [
         "",
         f"`benchmarks/oracle.py`: {result['rows'][0]['tries']} tries on {result['pictures']} "
