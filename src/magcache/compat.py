@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = [
     "begin_index",
     "checkpoint_id",
     "compiled_call",
+    "context_hooks",
+    "context_splits",
     "forwards",
     "is_through",
     "noise_coordinates",
@@ -96,6 +99,23 @@ def _diffusers_cache(module: nn.Module) -> str | None:
             if getattr(hook, "_is_stateful", False):
                 return type(hook).__name__
     return None
+
+
+def context_hooks(block: nn.Module) -> tuple[Any, ...]:
+    """The hooks of context parallelism that split what is handed to this module over the ranks."""
+    registry = vars(block).get("_diffusers_hook")
+    hooks = registry.hooks.items() if registry is not None else ()
+    return tuple(hook for name, hook in hooks if name.startswith("cp_input"))
+
+
+def context_splits(block: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """How those hooks split the module's arguments, by name. They communicate nothing."""
+    return {
+        str(name): functools.partial(hook._prepare_cp_input, cp_input=how)
+        for hook in context_hooks(block)
+        for name, how in hook.metadata.items()
+        if not getattr(how, "split_output", True)
+    }
 
 
 def checkpoint_id(module: Any) -> str | None:
