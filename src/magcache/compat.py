@@ -17,7 +17,9 @@ __all__ = [
     "adapters",
     "begin_index",
     "checkpoint_id",
+    "class_of",
     "compiled_call",
+    "context_group",
     "context_hooks",
     "context_splits",
     "forwards",
@@ -99,6 +101,13 @@ def _diffusers_cache(module: nn.Module) -> str | None:
             if getattr(hook, "_is_stateful", False):
                 return type(hook).__name__
     return None
+
+
+def context_group(module: nn.Module) -> Any:
+    """The process group over which context parallelism splits a transformer's tokens, or None."""
+    config = getattr(vars(module).get("_parallel_config"), "context_parallel_config", None)
+    mesh = getattr(config, "_flattened_mesh", None)
+    return mesh.get_group() if mesh is not None and mesh.size() > 1 else None
 
 
 def context_hooks(block: nn.Module) -> tuple[Any, ...]:
@@ -185,6 +194,12 @@ def adapters(module: nn.Module) -> Iterator[tuple[Any, list[tuple[str, nn.Parame
         )
         weights = [(n, w) for n, w in part.named_parameters() if not n.startswith("base_layer.")]
         yield state, weights
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """The transformer's own class, inside `torch.compile` and FSDP2, which makes a class of it."""
+    own = type(unwrap_compiled(module))
+    return own.__mro__[2] if own.__mro__[1].__name__ == "FSDPModule" else own
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
