@@ -153,7 +153,7 @@ def enable(
         )
         find = functools.partial(_known_curve, transformer, target, config, curves, watch)
         cache.on_run = functools.partial(_look_again, watch, keep, find)
-        logger.info("%s (%s): %s", name, type(transformer).__name__, source)
+        logger.info("%s (%s): %s", name, compat.class_of(transformer).__name__, source)
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
         if owner is target:
