@@ -77,7 +77,14 @@ class _Circle:
                     missing = [rank for rank, key in keys.items() if not self._store.check([key])]
                     raise self._alone(missing, what)
                 time.sleep(_LOOK)
-            return [self._store.get(key).decode() for key in keys.values()]
+            texts = [self._store.get(key).decode() for key in keys.values()]
+            readers = sum(text != _NOTHING for text in texts)
+            have_read = self._store.add(f"{number}/read", 1)
+            # Rank 0 may be the store's host, and may end after this.
+            while self._own == 0 and have_read < readers and time.monotonic() < end:
+                time.sleep(_LOOK)
+                have_read = self._store.add(f"{number}/read", 0)
+            return texts
         except RuntimeError as error:
             if isinstance(error, RanksError):
                 raise
