@@ -21,6 +21,7 @@ from magcache.curve import MagnitudeCurve
 from magcache.guard import DriftGuard
 from magcache.planner import Planner, Schedule
 from magcache.residual import ResidualMisfitError
+from magcache.sharding import blocks_communicate, whole
 from magcache.sketch import Sketcher
 from magcache.stack import Stack, Walked
 from magcache.standin import Call
@@ -32,6 +33,7 @@ __all__ = ["MeasuredListener", "StreamStats", "TransformerCache"]
 logger = logging.getLogger("magcache")
 
 Forward = Callable[..., Any]
+# Told of each calibration run with its streams' measurements; none if it was aborted or too short.
 MeasuredListener = Callable[["TransformerCache", dict[str, Measurements]], None]
 RunListener = Callable[["TransformerCache"], None]
 
@@ -163,6 +165,11 @@ class TransformerCache:
                 compat.refuse_other_cache(self.stack.module)
                 if self.on_run is not None:
                     self.on_run(self)
+                if self._guard is not None and blocks_communicate(self.stack.module):
+                    self._guard = None
+                    self._warn(
+                        "the drift guard is off: ranks that wait for each other would differ"
+                    )
                 self._start = moment.step
             state = self.states[name] = self._new_state(name, moment)
         return self._step(forward, call, state, moment.step)
@@ -239,16 +246,16 @@ class TransformerCache:
         measured = self._measuring.setdefault(state.stream, Measurements(state.timeline))
         if walked.parts is None:
             return
-        now = walked.parts.tensors
+        now = tuple(map(whole, walked.parts.tensors))
         self.residual_shape = tuple(now[0].shape)
         metrics = None
         if state.held and measured.taken:
-            before = state.held[-1][1].load().tensors
+            before = tuple(map(whole, state.held[-1][1].load().tensors))
             if [t.shape for t in now] == [t.shape for t in before]:
                 moved = tuple(t.to(now[0].device) for t in before)
                 metrics = self.stack.strategy.compute_calibration_metrics(now, moved)
         sketch = self._sketcher.sketch(now)
-        scale = self._sketcher.scale(walked.values)
+        scale = self._sketcher.scale(tuple(map(whole, walked.values)))
         measured.taken.append(Measurement(step, metrics, sketch, scale))
 
     def _note(self, state: MagCacheState, step: int, *, computed: bool) -> None:
@@ -276,6 +283,7 @@ class TransformerCache:
 
     def _end_run(self, complete: bool) -> None:
         """Forget the run; hand its measurements on if it went to its end."""
+        calibrated = bool(self.states) and self.calibrating
         if self.states:
             self.last_run = self._stats()
         self.states.clear()
@@ -284,8 +292,8 @@ class TransformerCache:
             self._guard.clear()
         measured = {name: m for name, m in self._measuring.items() if len(m.taken) > 1}
         self._measuring = {}
-        if complete and measured and self.on_measured is not None:
-            self.on_measured(self, measured)
+        if calibrated and self.on_measured is not None:
+            self.on_measured(self, measured if complete else {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a cached module has no cache."""

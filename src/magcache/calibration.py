@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -18,7 +18,16 @@ from magcache.curve import Axis, MagnitudeCurve, StreamCurve
 from magcache.errors import CurveError
 from magcache.sketch import Array, principal
 
-__all__ = ["Measurement", "Measurements", "average", "curve_of", "joined", "library_versions"]
+__all__ = [
+    "Measurement",
+    "Measurements",
+    "average",
+    "curve_of",
+    "joined",
+    "library_versions",
+    "pooled",
+    "run_curve",
+]
 
 
 @dataclass(frozen=True)
@@ -110,14 +119,65 @@ def _nearest(
     return [values[int(np.abs(known - place).argmin())] for place in wanted]
 
 
-def curve_of(runs: Sequence[dict[str, Measurements]], provenance: dict[str, Any]) -> MagnitudeCurve:
-    """The curve of one model from its runs: a mapping of stream to measurements for each."""
-    axis: Axis = "noise" if all(m.timeline.levels for r in runs for m in r.values()) else "fraction"
-    names = dict.fromkeys(name for run in runs for name in run)
-    streams = {
-        name: average([run[name].curve(axis) for run in runs if name in run]) for name in names
-    }
+def run_curve(measured: dict[str, Measurements], provenance: dict[str, Any]) -> MagnitudeCurve:
+    """The curve of one run, from each stream's measurements."""
+    axis: Axis = "noise" if all(m.timeline.levels for m in measured.values()) else "fraction"
+    streams = {name: m.curve(axis) for name, m in measured.items()}
     return MagnitudeCurve(axis=axis, streams=streams, provenance=provenance)
+
+
+def curve_of(runs: Sequence[MagnitudeCurve], provenance: dict[str, Any]) -> MagnitudeCurve:
+    """The curve of one model from those of its runs. A run may lack some of the streams."""
+    return _by_stream(runs, average, provenance)
+
+
+def pooled(parts: Sequence[MagnitudeCurve], tokens: Sequence[int]) -> MagnitudeCurve:
+    """The curve of one run, from those of parts of its tokens: what all tokens at once give.
+
+    But for the path, for which each part has its own sample of tokens.
+    """
+
+    def pool(curves: Sequence[StreamCurve]) -> StreamCurve:
+        return _pool(curves, np.asarray(tokens, dtype=float) / sum(tokens))
+
+    return _by_stream(parts, pool, parts[0].provenance)
+
+
+def _by_stream(
+    curves: Sequence[MagnitudeCurve],
+    merge: Callable[[Sequence[StreamCurve]], StreamCurve],
+    provenance: dict[str, Any],
+) -> MagnitudeCurve:
+    axes = {curve.axis for curve in curves}
+    if len(axes) > 1:
+        raise CurveError(
+            "some runs were measured with a scheduler and some without, and have no scale in "
+            "common; enable all of them the same way"
+        )
+    names = dict.fromkeys(name for curve in curves for name in curve.streams)
+    streams = {n: merge([c.streams[n] for c in curves if n in c.streams]) for n in names}
+    return MagnitudeCurve(axis=axes.pop(), streams=streams, provenance=provenance)
+
+
+def _pool(curves: Sequence[StreamCurve], shares: Array) -> StreamCurve:
+    first = curves[0]
+    ratios = np.array([curve.at(first.places) for curve in curves])
+    stds = np.array([_nearest(c.places, c.token_std, first.places) for c in curves])
+    distances = np.array([_nearest(c.places, c.cosine_distance, first.places) for c in curves])
+    mean = shares @ ratios
+    spread = np.sqrt(np.maximum(shares @ (stds**2 + ratios**2) - mean**2, 0))
+    known = zip(curves, shares, strict=True) if all(c.has_path for c in curves) else ()
+    paths = [curve.path_at(first.places) * math.sqrt(share) for curve, share in known]
+    scales = np.array([curve.scale_at(first.places) for curve in curves])
+    return StreamCurve(
+        places=first.places,
+        ratios=tuple(mean.tolist()),
+        token_std=tuple(spread.tolist()),
+        cosine_distance=tuple((shares @ distances).tolist()),
+        prompt_spread=first.prompt_spread,
+        scale=tuple((shares @ scales).tolist()),
+        path=_rows(principal(np.concatenate(paths, axis=1))) if paths else (),
+    )
 
 
 def joined(curves: Sequence[MagnitudeCurve]) -> MagnitudeCurve:

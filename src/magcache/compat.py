@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,11 @@ __all__ = [
     "adapters",
     "begin_index",
     "checkpoint_id",
+    "class_of",
     "compiled_call",
+    "context_group",
+    "context_hooks",
+    "context_splits",
     "forwards",
     "guidance_scale",
     "is_through",
@@ -108,6 +113,30 @@ def _diffusers_cache(module: nn.Module) -> str | None:
     return None
 
 
+def context_group(module: nn.Module) -> Any:
+    """The process group over which context parallelism splits a transformer's tokens, or None."""
+    config = getattr(vars(module).get("_parallel_config"), "context_parallel_config", None)
+    mesh = getattr(config, "_flattened_mesh", None)
+    return mesh.get_group() if mesh is not None and mesh.size() > 1 else None
+
+
+def context_hooks(block: nn.Module) -> tuple[Any, ...]:
+    """The hooks of context parallelism that split what is handed to this module over the ranks."""
+    registry = vars(block).get("_diffusers_hook")
+    hooks = registry.hooks.items() if registry is not None else ()
+    return tuple(hook for name, hook in hooks if name.startswith("cp_input"))
+
+
+def context_splits(block: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """How those hooks split the module's arguments, by name. They communicate nothing."""
+    return {
+        str(name): functools.partial(hook._prepare_cp_input, cp_input=how)
+        for hook in context_hooks(block)
+        for name, how in hook.metadata.items()
+        if not getattr(how, "split_output", True)
+    }
+
+
 def checkpoint_id(module: Any) -> str | None:
     """Repository id or path that a component was loaded from, if it tells."""
     name = settings(module).get("_name_or_path")
@@ -175,6 +204,12 @@ def adapters(module: nn.Module) -> Iterator[tuple[Any, list[tuple[str, nn.Parame
         )
         weights = [(n, w) for n, w in part.named_parameters() if not n.startswith("base_layer.")]
         yield state, weights
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """The transformer's own class, inside `torch.compile` and FSDP2, which makes a class of it."""
+    own = type(unwrap_compiled(module))
+    return own.__mro__[2] if own.__mro__[1].__name__ == "FSDPModule" else own
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:

@@ -7,6 +7,7 @@ of the ratios it spans, so resampling interpolates the cumulative log-magnitude,
 from __future__ import annotations
 
 import math
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
@@ -190,7 +191,7 @@ class MagnitudeCurve(BaseModel):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written beside and moved: a reader never sees half a file, nor two writers' mixture.
-        part = path.with_name(f".{path.name}.{id(self)}.part")
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         part.replace(path)
         return path

@@ -40,6 +40,6 @@ def denoisers(target: Any) -> dict[str, nn.Module]:
 
 
 def _denoises(name: str, module: nn.Module) -> bool:
-    class_name = type(compat.unwrap_compiled(module)).__name__
+    class_name = compat.class_of(module).__name__
     registered = MagCacheStrategyRegistry.get_if_exists(class_name) is not None
     return registered or _NAMES.fullmatch(name) is not None

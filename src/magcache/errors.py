@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CannotCacheError", "ConfigError", "CurveError", "MagCacheError"]
+__all__ = ["CannotCacheError", "ConfigError", "CurveError", "MagCacheError", "RanksError"]
 
 
 class MagCacheError(Exception):
@@ -15,6 +15,10 @@ class ConfigError(MagCacheError, ValueError):
 
 class CurveError(MagCacheError, ValueError):
     """Magnitude ratios are malformed, or a curve was asked for what it does not hold."""
+
+
+class RanksError(MagCacheError, RuntimeError):
+    """Another process did not do its part; the message says which one and in what."""
 
 
 class CannotCacheError(MagCacheError, RuntimeError):

@@ -35,7 +35,7 @@ def _strategy_for(
         return strategy
     if config.transformer_type is not None:
         return MagCacheStrategyRegistry.get(config.transformer_type)()
-    name = type(compat.unwrap_compiled(module)).__name__
+    name = compat.class_of(module).__name__
     registered = MagCacheStrategyRegistry.get_if_exists(name)
     if registered is None:
         logger.debug("%s: no strategy registered, the general rule applies", name)

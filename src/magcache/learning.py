@@ -10,18 +10,20 @@ norm are all part of what is compared. Costs four stepped-over passes, once per 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from magcache import compat
 from magcache.errors import CannotCacheError
 from magcache.outputs import output_tensors
-from magcache.route import OUTPUT, VIEWS, Exit, Key, Route, Source
+from magcache.route import OUTPUT, VIEWS, Exit, Key, Route, Source, Split
 from magcache.standin import Call, StandingIn, Watched, parts_of, stepped_over, walked
 
 __all__ = ["Learned", "learn_route"]
@@ -99,6 +101,8 @@ class _Trace:
     calls: Counter[str] = field(default_factory=Counter)
     # Calls of children since the last block: (child, number of the call) -> arguments.
     past_stack: dict[tuple[str, int], Call] = field(default_factory=dict)
+    # Calls of children before the first block.
+    before: Counter[str] = field(default_factory=Counter)
     # Lists with a block that was called.
     walked: set[str] = field(default_factory=set)
 
@@ -110,6 +114,8 @@ def _watching(
 
     def on_block(name: str, key: str) -> Callable[[Call], Call]:
         def report(call: Call) -> Call:
+            if not trace.entries:
+                trace.before = Counter(trace.calls)
             if name not in trace.entries:
                 tensors = call.tensors()
                 copies = {k: tensor.clone() for k, tensor in tensors.items()}
@@ -161,6 +167,10 @@ class _Lesson:
         self.bases: list[torch.Tensor] = []
         # Whether two equal passes differ: kernels that add in another order each time.
         self.noisy = False
+        # What context parallelism splits at the first block, and the calls past the stack that take
+        # it: (child, number of the call when stepped over) -> arguments.
+        self.enters = list(_entering_splits(module, trace))
+        self.splits: dict[tuple[str, int], dict[Key, Split]] = {}
         self.dry = _Trace()
         self._step_over(call, _watching(module, lists, self.dry, over=True))
 
@@ -208,9 +218,12 @@ class _Lesson:
             return {}
         # (hidden, encoder): the one order of residual tuples.
         arguments = tuple(sorted(differing, key=lambda key: str(key).startswith("encoder")))
-        sources = tuple(self._source(stepped[key]) for key in arguments)
+        known = self.splits.get((child, skipped), {})
+        splits = tuple(known.get(key) for key in arguments)
+        pairs = zip(arguments, splits, strict=True)
+        sources = tuple(self._source(stepped[key], split) for key, split in pairs)
         dtypes = tuple(stepped[key].dtype for key in arguments)
-        self.exits.append(Exit(child, number, skipped, arguments, sources, dtypes))
+        self.exits.append(Exit(child, number, skipped, arguments, sources, dtypes, splits))
         self.values += [computed[key] for key in arguments]
         self.bases += [stepped[key] for key in arguments]
         return {key: computed[key] for key in arguments}
@@ -245,22 +258,25 @@ class _Lesson:
         sources = {source for exit in self.exits for source in exit.sources if source is not None}
         entered = {source: self._entering(shaken, source) for source in sources}
 
-        def sure(exit: Exit, key: Key, source: Source | None) -> Source | None:
+        def sure(exit: Exit, key: Key, source: Source | None, split: Split | None) -> Source | None:
             base = at_exit.get((exit.child, exit.skipped), {}).get(key)
             enters = entered.get(source) if source is not None else None
             if source is None or base is None or enters is None:
                 return None
-            return source if self._same(source.base(enters, base).to(base.dtype), base) else None
+            expected = source.base(enters, base)
+            expected = expected if split is None else split(expected)
+            return source if self._same(expected.to(base.dtype), base) else None
 
         def surely(exit: Exit) -> Exit:
-            pairs = zip(exit.arguments, exit.sources, strict=True)
-            return replace(exit, sources=tuple(sure(exit, key, source) for key, source in pairs))
+            members = zip(exit.arguments, exit.sources, exit.splits, strict=True)
+            return replace(exit, sources=tuple(sure(exit, *member) for member in members))
 
         return tuple(map(surely, self.exits))
 
     def _step_over(self, call: Call, parts: Mapping[str, nn.Module]) -> Any:
         over = {name: stepped_over(self.module.get_submodule(name)) for name in self.lists}
         call = call.copied()
+        parts = self._splitting(parts) if self.enters else parts
         try:
             with StandingIn(self.module, {**over, **parts}):
                 return self.forward(*call.args, **call.kwargs)
@@ -270,6 +286,39 @@ class _Lesson:
                 f"stepped over ({type(error).__name__}: {error}); it needs a MagCacheStrategy of "
                 "its own"
             ) from error
+
+    def _splitting(self, parts: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """`parts`, handed what a walked first block would have split for this rank."""
+        seen: Counter[str] = Counter()
+
+        def on_child(name: str) -> Callable[[Call], Call]:
+            def report(call: Call) -> Call:
+                at = name, seen[name]
+                seen[name] += 1
+                if seen[name] <= self.trace.before[name]:
+                    return call
+                tensors = call.tensors()
+                if at not in self.splits:
+                    # The first pass is given what the blocks were; later ones may not be.
+                    self.splits[at] = {
+                        key: split
+                        for key, value in tensors.items()
+                        for copy, split in self.enters
+                        if self._same(copy.to(value.dtype), value)
+                    }
+                return call.replaced({k: split(tensors[k]) for k, split in self.splits[at].items()})
+
+            return report
+
+        children = {
+            name: child
+            for name, child in parts_of(self.module)
+            if name not in self.trace.entries and not isinstance(child, nn.ModuleList)
+        }
+        return {
+            **parts,
+            **{n: Watched(parts.get(n, child), on_child(n)) for n, child in children.items()},
+        }
 
     def _entering(self, call: Call, source: Source) -> torch.Tensor | None:
         """What a call hands to the source's block, with the lists before it stepped over."""
@@ -296,16 +345,21 @@ class _Lesson:
     ) -> dict[str, nn.Module]:
         return {name: Watched(self.module.get_submodule(name), on_child(name)) for name in names}
 
-    def _source(self, base: torch.Tensor) -> Source | None:
-        """The argument of a first block that `base` is, up to dtype and view."""
+    def _source(self, base: torch.Tensor, split: Split | None) -> Source | None:
+        """The argument of a first block that `base` is, up to dtype, view and split."""
         for view, take in VIEWS.items():
             for name, entry in self.trace.entries.items():
                 for key, copy in entry.copies.items():
-                    if view == "reshaped" and copy.numel() != base.numel():
+                    entered = copy
+                    if split is not None:
+                        if view != "whole" or not any(copy is known for known, _ in self.enters):
+                            continue
+                        entered = split(copy)
+                    if view == "reshaped" and entered.numel() != base.numel():
                         continue
-                    if view.endswith("tokens") and not (copy.ndim == base.ndim > 1):
+                    if view.endswith("tokens") and not (entered.ndim == base.ndim > 1):
                         continue
-                    if self._same(take(copy, base.shape).to(base.dtype), base):
+                    if self._same(take(entered, base.shape).to(base.dtype), base):
                         clone = not self._same(entry.tensors[key], copy)
                         return Source(name, entry.block, key, view, clone)
         return None
@@ -319,6 +373,18 @@ class _Lesson:
             return True
         tolerance = 1e-5 if torch.finfo(a.dtype).eps < 1e-6 else 1e-2
         return self.noisy and bool((a - b).norm() <= tolerance * b.norm())
+
+
+def _entering_splits(module: nn.Module, trace: _Trace) -> Iterator[tuple[torch.Tensor, Split]]:
+    """What entered the stack, where context parallelism splits it at the first block, and how."""
+    for name, entry in trace.entries.items():
+        block = module.get_submodule(name).get_submodule(entry.block)
+        splits = compat.context_splits(block)
+        arguments = list(inspect.signature(type(block).forward).parameters)[1:] if splits else []
+        for key, copy in entry.copies.items():
+            argument = arguments[key] if isinstance(key, int) and arguments else key
+            if argument in splits:
+                yield copy, splits[argument]
 
 
 class _EnteredError(Exception):

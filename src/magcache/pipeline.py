@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -22,7 +22,7 @@ from magcache.clock import CallClock, Clock, SchedulerClock, Timeline, strides_b
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve
 from magcache.discovery import denoisers
-from magcache.errors import ConfigError, CurveError
+from magcache.errors import ConfigError, CurveError, RanksError
 from magcache.frontier import Frontier
 from magcache.hook import (
     apply_mag_cache_hook,
@@ -34,8 +34,12 @@ from magcache.installation import cache_of
 from magcache.keeper import CurveKeeper
 from magcache.planner import Planner, RunPath
 from magcache.planning import Plan
-from magcache.store import curve_path, find_curve, fingerprint
+from magcache.ranks import Ranks, tell_failure
+from magcache.store import curve_path, find_curve
 from magcache.weights import WeightsWatch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["Enabled", "Stats", "calibrate", "disable", "enable", "frontier", "plan", "stats"]
 
@@ -101,6 +105,7 @@ def enable(
     quality: Quality | None = None,
     scheduler: Any = None,
     curves: str | Path | None = None,
+    group: ProcessGroup | None = None,
 ) -> Enabled:
     """Cache every denoising transformer of a pipeline, or one transformer.
 
@@ -118,27 +123,37 @@ def enable(
         set `config.num_inference_steps`: something has to tell how long a run is. With a scheduler,
         the length is each run's own.
     curves: folder of saved curves; default `MAGCACHE_HOME`, else the user's cache folder.
+    group: a `torch.distributed` process group whose ranks share one curve, the mean over all of
+        them (guidance passes split over ranks: each has one of the streams). Each of its ranks has
+        to enable with it and to make the same calibration runs: they wait for each other then, up
+        to the process group's timeout. Ranks whose blocks communicate, by context parallelism or
+        sharded weights, share their curve without being asked to.
 
-    Raises `CannotCacheError` for a target without a stack of blocks, and leaves it as it was.
+    Raises `CannotCacheError` for a target without a stack of blocks, and leaves it as it was;
+    `RanksError` if another rank stays away, and `ConfigError` if its settings are others.
     """
     config = _with_budget(config, speedup, max_error, quality)
     transformers = denoisers(target)
-    known = {
-        name: _known_curve(transformer, target, config, curves)
-        for name, transformer in transformers.items()
-    }
+    known, watches, ranks = {}, {}, {}
+    for name, transformer in transformers.items():
+        stack_of(transformer, config)
+        watches[name] = WeightsWatch(transformer) if config.mag_ratios is None else None
+        curve, source = _known_curve(transformer, target, config, curves, watches[name])
+        ranks[name] = Ranks(transformer, name, group)
+        if group is not None:
+            curve = ranks[name].agree(config, curve, asked=True)
+        known[name] = curve, source
     clock, owner = _clock_for(target, config, scheduler, transformers)
     for name, transformer in transformers.items():
         curve, source = known[name]
-        keep = CurveKeeper(config, target, owner, curves)
+        watch = watches[name]
+        keep = CurveKeeper(config, target, owner, curves, ranks[name], watch)
         cache = apply_mag_cache_hook(
             transformer, config, clock=clock, curve=curve, on_measured=keep, name=name
         )
-        if config.mag_ratios is None:
-            find = functools.partial(_known_curve, transformer, target, config, curves)
-            cache.on_run = functools.partial(_look_again, WeightsWatch(transformer), keep, find)
-        model = type(compat.unwrap_compiled(transformer)).__name__
-        logger.info("%s (%s): %s", name, model, source)
+        find = functools.partial(_known_curve, transformer, target, config, curves, watch)
+        cache.on_run = functools.partial(_look_again, watch, keep, find)
+        logger.info("%s (%s): %s", name, compat.class_of(transformer).__name__, source)
     if isinstance(clock, SchedulerClock) and owner is not None:
         clock.attach(owner)
         if owner is target:
@@ -295,6 +310,7 @@ def calibrate(
     prompts: Sequence[str] | None = None,
     *,
     curves: str | Path | None = None,
+    group: ProcessGroup | None = None,
     **pipeline_kwargs: Any,
 ) -> MagnitudeCurve:
     """Measure a pipeline's magnitude curve over one full run a prompt, save it, and return it.
@@ -303,21 +319,39 @@ def calibrate(
     prompts it is run once with them alone. The curve is saved for each of the pipeline's
     transformers, and later calls of `enable` find it. What was enabled before stays enabled, with
     its settings. Experts that take turns in a run come back as one curve.
+
+    group: a `torch.distributed` process group whose ranks average their runs at the end; each may
+    bring prompts of its own, and as many as it likes. All of them have to call this, and get the
+    same curve. Raises `RanksError` on every rank if one of them failed or stays away.
     """
     transformers = denoisers(pipe)
     before = {name: cache_of(transformer) for name, transformer in transformers.items()}
     settings = next((cache.config for cache in before.values() if cache), None)
+    asked = next((k.ranks.group for k in _keepers(list(filter(None, before.values())))), None)
     enable(pipe, MagCacheConfig(mag_calibrate=True), curves=curves)
-    keepers = [cache.on_measured for cache in _caches(transformers)]
+    caches = _caches(transformers)
+    keepers = _keepers(caches)
     try:
         for kwargs in [{"prompt": prompt} for prompt in prompts or ()] or [{}]:
             for keeper in keepers:
-                assert isinstance(keeper, CurveKeeper)
                 keeper.details = {**_plain(pipeline_kwargs), "prompts": list(prompts or ())}
             pipe(**kwargs, **pipeline_kwargs)
+    except BaseException:
+        if group is not None:
+            for cache in caches:
+                tell_failure(group, cache.name)
+        raise
     finally:
-        disable(pipe) if settings is None else enable(pipe, settings, curves=curves)
-    measured = [k.curve for k in keepers if isinstance(k, CurveKeeper) and k.curve is not None]
+        disable(pipe) if settings is None else enable(pipe, settings, curves=curves, group=asked)
+    if group is not None:
+        # Every transformer's, before any is judged: each rank has to take part in all of them.
+        shared = [k.share(c, group) for k, c in zip(keepers, caches, strict=True)]
+        if not all(shared):
+            raise RanksError(
+                "another rank failed in its calibration, and nothing was averaged; see the "
+                "warning before this, and call calibrate again on every rank"
+            )
+    measured = [k.curve for k in keepers if k.curve is not None]
     if not measured:
         raise CurveError(
             "the runs measured nothing: a curve needs complete runs of two or more steps"
@@ -325,25 +359,40 @@ def calibrate(
     return joined(measured)
 
 
+def _keepers(caches: Sequence[TransformerCache]) -> list[CurveKeeper]:
+    return [c.on_measured for c in caches if isinstance(c.on_measured, CurveKeeper)]
+
+
 def _look_again(
-    watch: WeightsWatch,
+    watch: WeightsWatch | None,
     keep: CurveKeeper,
     find: Callable[[], tuple[MagnitudeCurve | None, str]],
     cache: TransformerCache,
 ) -> None:
-    """Find the curve anew if the weights are others than it was found for (an adapter's, say)."""
-    if watch.changed():
+    """Find the curve anew if the weights are others than it was found for (an adapter's, say).
+
+    And see to it that ranks which have to act alike have the same curve.
+    """
+    changed = watch is not None and watch.changed()
+    if changed:
         keep.forget()
         cache.curve, source = find()
         logger.info("%s: its weights have changed: %s", cache.name, source)
+    curve = keep.ranks.agree(cache.config, cache.curve, asked=changed)
+    if curve is not cache.curve:
+        cache.curve = curve
 
 
 def _known_curve(
-    transformer: nn.Module, target: Any, config: MagCacheConfig, folder: str | Path | None
+    transformer: nn.Module,
+    target: Any,
+    config: MagCacheConfig,
+    folder: str | Path | None,
+    watch: WeightsWatch | None,
 ) -> tuple[MagnitudeCurve | None, str]:
     """The curve to use, if any is known, and in words where it comes from."""
     stack = stack_of(transformer, config)
-    if config.mag_ratios is not None:
+    if config.mag_ratios is not None or watch is None:
         curve = curve_from(config, stack.strategy)
         if config.budget is not None and curve is not None:
             _require_path(curve)
@@ -351,10 +400,11 @@ def _known_curve(
     if config.mag_calibrate:
         return None, "calibrating, nothing is skipped"
     ids = (compat.checkpoint_id(transformer), compat.checkpoint_id(target))
-    preset = presets.for_checkpoint((fingerprint(transformer), *(i for i in ids if i)))
+    preset = presets.for_checkpoint((watch.fingerprint, *(i for i in ids if i)))
+    path = curve_path(transformer, folder, watch.fingerprint)
     candidates: list[tuple[Callable[[], MagnitudeCurve | None], str]] = [
         (lambda: presets.load(preset) if preset else None, f"curve from the preset {preset}"),
-        (lambda: find_curve(transformer, folder), f"curve from {curve_path(transformer, folder)}"),
+        (lambda: find_curve(transformer, folder, watch.fingerprint), f"curve from {path}"),
         (lambda: curve_from(config, stack.strategy), "magnitude ratios of the architecture"),
     ]
     for find, source in candidates:

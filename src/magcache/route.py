@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 
 from magcache.standin import Call
 
-__all__ = ["OUTPUT", "VIEWS", "Exit", "Key", "Route", "Source"]
+__all__ = ["OUTPUT", "VIEWS", "Exit", "Key", "Route", "Source", "Split"]
 
 # An argument's position or name; in an output, the path to a tensor.
 Key = Any
+
+Split = Callable[[torch.Tensor], torch.Tensor]
 
 # Name of the exit that is the forward's own output, where no module takes the stack's.
 OUTPUT = ""
@@ -55,6 +57,8 @@ class Exit:
     in the order (hidden, encoder). A source of None means that the argument is not simply what
     entered the stack; its base is then measured with a stepped-over pass at each computed step.
     `dtypes` are the arguments' when stepped over: autocast may give a computed one another.
+    `splits` are what context parallelism would have done to the arguments at the stack's first
+    block, had that been called: they take this rank's tokens out of all. None: nothing.
     """
 
     child: str
@@ -63,6 +67,12 @@ class Exit:
     arguments: tuple[Key, ...]
     sources: tuple[Source | None, ...]
     dtypes: tuple[torch.dtype, ...]
+    splits: tuple[Split | None, ...]
+
+    def split(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The arguments of a call that stepped over the stack, as a computed one has them."""
+        pairs = zip(values, self.splits, strict=True)
+        return [value if split is None else split(value) for value, split in pairs]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from magcache import compat
 from magcache.errors import CannotCacheError
 from magcache.learning import learn_route
 from magcache.outputs import output_tensors, replace_output
@@ -116,6 +117,8 @@ def _cross(
 ) -> dict[Any, torch.Tensor]:
     """Pass one exit; returns the values to go on with. `offset` is its place in the residual."""
     arguments = [values[key] for key in exit.arguments]
+    if crossing.residual is not None or crossing.replay:
+        arguments = exit.split(arguments)
     if crossing.residual is not None:
         added = _add(exit, arguments, crossing.residual, offset, strategy)
         return dict(zip(exit.arguments, added, strict=True))
@@ -128,10 +131,12 @@ def _cross(
     crossing.values += arguments
     if crossing.measured:
         return {}
+    bases = []
     for argument, source in zip(arguments, exit.sources, strict=True):
         assert source is not None
         entered = crossing.heads[source.blocks, source.block].entered[source]
-        base = source.base(entered, argument)
+        bases.append(source.base(entered, argument))
+    for argument, base in zip(arguments, exit.split(bases), strict=True):
         crossing.parts.append(strategy.compute_residual(argument, base))
     return {}
 
@@ -229,6 +234,8 @@ class _Passage:
         self.stands_for = [
             (*place_of(module, path), part) for path, part in {**own, **heads}.items()
         ]
+        firsts = [next(module.get_submodule(name).children()) for name in lists]
+        self.split_at = [(block, compat.context_hooks(block)) for block in firsts]
 
     def _with_heads(self, module: nn.Module) -> dict[str, nn.Module]:
         lists: dict[str, nn.Module] = {}
@@ -243,8 +250,10 @@ class _Passage:
         return lists
 
     def still_stands(self) -> bool:
-        """Whether the modules that this was made for are still in their places."""
-        return all(parent._modules.get(key) is child for parent, key, child in self.stands_for)
+        """Whether the modules that this was made for are in their places, and split as then."""
+        return all(
+            parent._modules.get(key) is child for parent, key, child in self.stands_for
+        ) and all(compat.context_hooks(block) == hooks for block, hooks in self.split_at)
 
     def run(self, stand_ins: StandingIn, forward: Forward, call: Call) -> Any:
         self.crossing.calls.clear()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import platformdirs
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from magcache import compat
 from magcache.curve import MagnitudeCurve
+from magcache.sharding import whole
 
 T = TypeVar("T")
 
@@ -39,14 +40,15 @@ def fingerprint(module: nn.Module) -> str:
     Hashes the configuration, every weight's name and shape, and a sample of values. Dtype and
     device do not count: values are rounded to bfloat16, so that the same checkpoint in half
     precision keeps its curve. Weights without values (on the meta device) are left out, but not
-    those that accelerate has offloaded. Adapters count, with what they weigh.
+    those that accelerate has offloaded. Adapters count, with what they weigh. Weights that are
+    sharded over ranks count as a whole: all of those ranks have to ask, and get the same answer.
     """
     module = compat.unwrap_compiled(module)
     public = {k: v for k, v in compat.settings(module).items() if not k.startswith("_")}
     digest = hashlib.sha256()
-    digest.update(type(module).__name__.encode())
+    digest.update(compat.class_of(module).__name__.encode())
     digest.update(json.dumps(public, sort_keys=True, default=str).encode())
-    weights = list(module.state_dict().items())
+    weights = list(_weights(module))
     digest.update(str([(name, tuple(getattr(w, "shape", ()))) for name, w in weights]).encode())
     held = compat.offloaded_weights(module)
     here = [
@@ -67,13 +69,28 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def _weights(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    if compat.class_of(module) is type(module):
+        yield from module.state_dict().items()
+        return
+    # FSDP2 shards the weights again for a state dict, also amid a forward that is using them.
+    for path, part in module.named_modules(remove_duplicate=False):
+        lasting = {
+            k: b for k, b in part._buffers.items() if k not in part._non_persistent_buffers_set
+        }
+        for key, weight in {**part._parameters, **lasting}.items():
+            if weight is not None:
+                yield f"{path}.{key}" if path else key, weight
+
+
 def _sampled(weights: Sequence[T]) -> Sequence[T]:
     return weights[:: max(1, len(weights) // _SAMPLED_TENSORS)]
 
 
 def _sample(weight: torch.Tensor) -> bytes:
+    weight = whole(weight.detach())
     try:
-        flat = weight.detach().flatten()
+        flat = weight.flatten()
     except NotImplementedError:
         # Quantised weights that only multiply (torchao's) are made of plain tensors.
         names = weight.__tensor_flatten__()[0]  # type: ignore[attr-defined]
@@ -82,13 +99,17 @@ def _sample(weight: torch.Tensor) -> bytes:
     return sample.cpu().to(torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
-def curve_path(module: nn.Module, folder: str | Path | None = None) -> Path:
-    """The file of this checkpoint's own curve."""
-    name = type(compat.unwrap_compiled(module)).__name__
-    return curve_folder(folder) / f"{name}-{fingerprint(module)}.json"
+def curve_path(
+    module: nn.Module, folder: str | Path | None = None, identity: str | None = None
+) -> Path:
+    """The file of this checkpoint's own curve. identity: its fingerprint, if that is known."""
+    name = compat.class_of(module).__name__
+    return curve_folder(folder) / f"{name}-{identity or fingerprint(module)}.json"
 
 
-def find_curve(module: nn.Module, folder: str | Path | None = None) -> MagnitudeCurve | None:
+def find_curve(
+    module: nn.Module, folder: str | Path | None = None, identity: str | None = None
+) -> MagnitudeCurve | None:
     """This checkpoint's own curve, if one has been measured; raises if its file is broken."""
-    path = curve_path(module, folder)
+    path = curve_path(module, folder, identity)
     return MagnitudeCurve.load(path) if path.exists() else None
