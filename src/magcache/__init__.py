@@ -4,7 +4,13 @@ from magcache.budget import Budget
 from magcache.cache import StreamStats, TransformerCache
 from magcache.config import MagCacheConfig
 from magcache.curve import MagnitudeCurve, StreamCurve
-from magcache.errors import CannotCacheError, ConfigError, CurveError, MagCacheError
+from magcache.errors import (
+    CannotCacheError,
+    ConfigError,
+    CurveError,
+    MagCacheError,
+    RanksError,
+)
 from magcache.frontier import Frontier
 from magcache.hook import apply_mag_cache_hook, remove_mag_cache_hook
 from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, frontier, plan, stats
@@ -29,6 +35,7 @@ __all__ = [
     "MagCacheStrategyRegistry",
     "MagnitudeCurve",
     "Plan",
+    "RanksError",
     "Stats",
     "StreamCurve",
     "StreamStats",
