@@ -63,3 +63,46 @@ def test_peers_skip_and_leave_nothing(pipe: Any, peer: Any) -> None:
     assert work.done < whole.done
     assert psnr(pictures, plain) > 8
     assert torch.equal(draw(pipe), plain)
+
+
+def test_a_cache_takes_the_memory_of_the_residuals_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two streams under guidance; nothing is left after a run, nor after one that raises."""
+    memory = pytest.importorskip("memory")
+    monkeypatch.setattr(memory, "STEPS", 12)
+    rows = memory.measure(1)
+    kept = {row["config"]: row["extra_residuals"] for row in rows}
+    assert kept.pop("budget, 3 residuals, float8") < 3
+    assert list(kept.values()) == pytest.approx([2, 2, 4, 6], abs=0.05)
+    for row in rows:
+        assert row["left_bytes"] <= 0
+        assert row["left_after_exception_bytes"] <= 0
+
+
+def test_allocations_are_counted_at_their_peak_and_at_the_end() -> None:
+    memory = pytest.importorskip("memory")
+    kept = []
+
+    def run() -> None:
+        passing = torch.zeros(3 << 18)
+        kept.append(torch.zeros(1 << 18))
+        del passing
+
+    peak, left = memory.allocated(run)
+    assert (peak, left) == (4 << 20, 1 << 20)
+
+
+def test_the_speed_bench_skips_every_second_step_with_every_cache() -> None:
+    """The first block cache computes its first block at each step."""
+    speed = pytest.importorskip("speed")
+    shape = speed.SHAPES[0]
+    with torch.no_grad():
+        whole = speed.Variant("plain eager", shape, 2, "eager").work()
+        shares = {
+            name: speed.Variant(name, shape, 2, "eager", put).work() / whole
+            for name, put in speed.CACHES.items()
+            if name != "cache-dit"
+        }
+    assert shares["magcache"] == shares["diffusers MagCache"] == 0.5
+    assert 0.5 < shares["FirstBlockCache"] < 1
