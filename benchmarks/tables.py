@@ -165,7 +165,8 @@ def oracle_table() -> str:
             f"`{row[way]['plan']}`"
             for way in ("planned", "searched")
         ]
-        model = row["family"] + (f", shift {row['shift']:g}" if row["shift"] != 1 else "")
+        shift = row.get("shift", 1)
+        model = row["family"] + (f", shift {shift:g}" if shift != 1 else "")
         lines.append(f"| {model} | {row['computed']} | {' | '.join(cells)} |")
     lines += [
         "",
