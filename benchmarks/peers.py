@@ -60,14 +60,12 @@ class Peer:
 
 
 class Work:
-    """Counts the multiplications of the linear layers in a model's blocks while it is open."""
+    """Counts the multiplications of the linear layers in lists of blocks while it is open."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, *lists: nn.Module) -> None:
         self.done = 0
         self._layers = [
-            layer
-            for layer in pipe.transformer.transformer_blocks.modules()
-            if isinstance(layer, nn.Linear)
+            layer for blocks in lists for layer in blocks.modules() if isinstance(layer, nn.Linear)
         ]
 
     def __enter__(self) -> Work:

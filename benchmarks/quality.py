@@ -99,7 +99,7 @@ class Bench:
         self.curve = family_curve(self.family)
         self.failed: dict[str, str] = {}
         self.fine = self._fine()
-        with Work(self.pipe) as work:
+        with _work(self.pipe) as work:
             self.plain = self.draw(self.pipe, scenario.steps)
         self.whole = work.done
         self.rows = [self._row("plain", "", 1.0, self.plain)]
@@ -115,7 +115,10 @@ class Bench:
 
     def cached(self, method: str, setting: str, config: MagCacheConfig) -> None:
         """A row of ours."""
-        with magcache.enable(self.pipe, config), Work(self.pipe) as work:
+        with (
+            magcache.enable(self.pipe, config),
+            _work(self.pipe) as work,
+        ):
             pictures = self.draw(self.pipe, self.scenario.steps)
             plan = magcache.stats(self.pipe).streams[0].happened
         self.add(method, setting, work.done / self.whole, pictures, plan=plan)
@@ -193,7 +196,10 @@ class Bench:
             for value in (peer.values[i * len(peer.values) // count] for i in range(count)):
                 setting = Setting(self.family, self.scenario.steps, self.curve, value, fit)
                 try:
-                    with peer.apply(self.pipe, setting) as pipe, Work(pipe) as work:
+                    with (
+                        peer.apply(self.pipe, setting) as pipe,
+                        _work(pipe) as work,
+                    ):
                         pictures = self.draw(pipe, self.scenario.steps)
                 except Exception as error:
                     # A peer that does not run here is named in the results, with its reason.
@@ -239,6 +245,10 @@ class Bench:
             "ssim": _spread(ssim(pictures, self.plain)),
             "psnr_fine": _spread(psnr(pictures, self.fine).clamp(max=99.0)),
         }
+
+
+def _work(pipe: Any) -> Work:
+    return Work(pipe.transformer.transformer_blocks)
 
 
 def _spread(values: torch.Tensor) -> dict[str, float]:

@@ -34,6 +34,7 @@ from diffusers import (
     FluxTransformer2DModel,
 )
 from diffusers import MagCacheConfig as DiffusersMagCacheConfig
+from peers import Work
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -147,23 +148,9 @@ class Variant:
 
     def work(self) -> int:
         """Multiplications of the blocks' linear layers in a run. Not for compiled models."""
-        done = 0
-
-        def count(layer: nn.Linear, args: tuple[torch.Tensor, ...], _: Any) -> None:
-            nonlocal done
-            done += layer.weight.numel() * (args[0].numel() // layer.in_features)
-
-        layers = [
-            layer
-            for listed in LISTS
-            for layer in getattr(self.model, listed).modules()
-            if isinstance(layer, nn.Linear)
-        ]
-        handles = [layer.register_forward_hook(count) for layer in layers]
-        self.run()
-        for handle in handles:
-            handle.remove()
-        return done
+        with Work(*(getattr(self.model, name) for name in LISTS)) as work:
+            self.run()
+        return work.done
 
 
 def ours(model: nn.Module, scheduler: Any, every: int) -> None:

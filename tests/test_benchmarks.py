@@ -54,11 +54,14 @@ def test_solvers_reach_the_picture_of_euler(pipe: Any) -> None:
 
 @pytest.mark.parametrize("peer", ON_DEMO, ids=lambda peer: peer.name)
 def test_peers_skip_and_leave_nothing(pipe: Any, peer: Any) -> None:
-    with peers.Work(pipe) as whole:
+    with peers.Work(pipe.transformer.transformer_blocks) as whole:
         plain = draw(pipe)
     curve = presets.load("demo-emoji")
     setting = peers.Setting(DEMO, STEPS, curve, peer.values[-1], lambda moved: moved)
-    with peer.apply(pipe, setting) as cached, peers.Work(cached) as work:
+    with (
+        peer.apply(pipe, setting) as cached,
+        peers.Work(cached.transformer.transformer_blocks) as work,
+    ):
         pictures = draw(cached)
     assert work.done < whole.done
     assert psnr(pictures, plain) > 8

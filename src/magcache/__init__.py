@@ -1,5 +1,6 @@
 """MagCache for diffusion transformers: `magcache.enable(pipe)`."""
 
+from magcache.ahead import frontier, plan
 from magcache.budget import Budget
 from magcache.cache import StreamStats, TransformerCache
 from magcache.config import MagCacheConfig
@@ -13,7 +14,7 @@ from magcache.errors import (
 )
 from magcache.frontier import Frontier
 from magcache.hook import apply_mag_cache_hook, remove_mag_cache_hook
-from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, frontier, plan, stats
+from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, stats
 from magcache.planning import Plan
 from magcache.stack import MagCacheBlockHook, MagCacheHeadHook
 from magcache.state import MagCacheState
