@@ -1,14 +1,14 @@
 """What the cache itself costs: per computed call and per skipped call, by number of blocks.
 
-On an SD3 transformer so small that Python is what takes the time. Four kinds of call are timed in
-turn, round by round, so that a machine whose speed drifts treats all alike:
+On an SD3 transformer so small that Python is what takes the time. Calls with and without the cache
+alternate on the same model, so that a machine whose speed drifts treats both alike, and so does
+where the weights lie in memory:
 
-plain     the model without a cache
-computed  the model with the cache, on a step that is computed
-skipped   the model with the cache, on a step that is skipped
-empty     the model with its block list emptied by hand: what a skip would take if it were free
+computed  a step that is computed, beside the model without the cache
+skipped   a step that is skipped, beside the model with its block list emptied by hand: what a skip
+          would take if it were free
 
-The cache's own cost is computed - plain and skipped - empty: median and quartiles over the rounds.
+The cache's own cost is the difference of each two neighbours: median and quartiles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from magcache.machine import machine
 
 BLOCKS = (8, 24, 57)
 STEPS = 50
-KINDS = ("plain", "computed", "skipped", "empty")
+BLOCK_LIST = "transformer_blocks"
 
 
 def build(blocks: int) -> tuple[SD3Transformer2DModel, dict[str, Any]]:
@@ -60,26 +60,24 @@ def build(blocks: int) -> tuple[SD3Transformer2DModel, dict[str, Any]]:
     return model, call
 
 
-class Timed:
-    """One kind of call: `model(**call)` at each step of a run, over and over.
+class Pairs:
+    """Calls at each step of a run, over and over: with the cache, and the same without it.
 
-    What the scheduler does between two calls is part of neither's time, but of what all kinds find
-    in the processor's caches. A run's first call is computed whatever the kind, and not timed.
+    What the scheduler does between two calls is part of neither's time, but of what both find in
+    the processor's caches. A run's first call is computed whatever is measured, and not timed.
     """
 
-    def __init__(self, blocks: int, kind: str) -> None:
+    def __init__(self, blocks: int, *, skipped: bool) -> None:
         self.model, self.call = build(blocks)
-        if kind == "empty":
-            self.model.transformer_blocks = nn.ModuleList()
+        self.skipped = skipped
         self.scheduler = FlowMatchEulerDiscreteScheduler()
-        if kind in ("computed", "skipped"):
-            settings = magcache.MagCacheConfig(
-                threshold=0.0 if kind == "computed" else 1e9,
-                max_skip_steps=STEPS,
-                retention_ratio=0.0,
-                mag_ratios=[1.0],
-            )
-            magcache.enable(self.model, settings, scheduler=self.scheduler)
+        settings = magcache.MagCacheConfig(
+            threshold=1e9 if skipped else 0.0,
+            max_skip_steps=STEPS,
+            retention_ratio=0.0,
+            mag_ratios=[1.0],
+        )
+        magcache.enable(self.model, settings, scheduler=self.scheduler)
         self.step = STEPS
 
     def advance(self) -> None:
@@ -92,41 +90,52 @@ class Timed:
         sample = self.call["hidden_states"]
         self.scheduler.step(sample, self.scheduler.timesteps[self.step - 1], sample)
 
-    def seconds(self, repeats: int) -> float:
-        """Median time of one call."""
-        times = []
-        for _ in range(repeats):
+    def seconds(self) -> float:
+        """Time of one call."""
+        start = time.perf_counter()
+        self.model(**self.call)
+        return time.perf_counter() - start
+
+    def seconds_without(self) -> float:
+        """Time of one call without the cache, and where skips are measured, without blocks."""
+        cached = vars(self.model).pop("forward")
+        blocks = self.model._modules[BLOCK_LIST]
+        if self.skipped:
+            self.model._modules[BLOCK_LIST] = nn.ModuleList()
+        try:
+            return self.seconds()
+        finally:
+            self.model._modules[BLOCK_LIST] = blocks
+            vars(self.model)["forward"] = cached
+
+    def times(self, seconds: float) -> list[tuple[float, float]]:
+        """The microseconds with and without the cache of as many pairs as fit into the time."""
+        taken: list[tuple[float, float]] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
             self.advance()
-            start = time.perf_counter()
-            self.model(**self.call)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+            if len(taken) % 2:
+                with_cache, without = self.seconds(), self.seconds_without()
+            else:
+                without, with_cache = self.seconds_without(), self.seconds()
+            taken.append((1e6 * with_cache, 1e6 * without))
+        return taken
 
 
-def measure(blocks: int, rounds: int, repeats: int) -> dict[str, Any]:
-    """Microseconds of each kind, and the cache's own cost with its quartiles."""
-    kinds = {kind: Timed(blocks, kind) for kind in KINDS}
-    for timed in kinds.values():
-        timed.seconds(2 * STEPS)
-    taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(rounds):
-        for kind in KINDS:
-            taken[kind].append(1e6 * kinds[kind].seconds(repeats))
-
-    def own_cost(kind: str, base: str) -> dict[str, float]:
-        costs = [a - b for a, b in zip(taken[kind], taken[base], strict=True)]
-        low, middle, high = statistics.quantiles(costs, n=4)
-        return {
-            "median": round(middle, 1),
-            "quartile_1": round(low, 1),
-            "quartile_3": round(high, 1),
-        }
-
+def measure(blocks: int, seconds: float, *, skipped: bool) -> dict[str, float]:
+    """Median microseconds of both calls, and of the cache's own cost, with its quartiles."""
+    measured = Pairs(blocks, skipped=skipped)
+    measured.times(seconds / 10)
+    times = measured.times(seconds)
+    with_cache, without = map(statistics.median, zip(*times, strict=True))
+    low, middle, high = statistics.quantiles([a - b for a, b in times], n=4)
     return {
-        "blocks": blocks,
-        "microseconds": {kind: round(statistics.median(taken[kind]), 1) for kind in KINDS},
-        "computed_own_cost": own_cost("computed", "plain"),
-        "skipped_own_cost": own_cost("skipped", "empty"),
+        "pairs": len(times),
+        "call": round(with_cache, 1),
+        "without": round(without, 1),
+        "own_cost": round(middle, 1),
+        "quartile_1": round(low, 1),
+        "quartile_3": round(high, 1),
     }
 
 
@@ -134,33 +143,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=40, help="calls of each kind in a round")
+    parser.add_argument("--seconds", type=float, default=120, help="time of each of the six rows")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/overhead.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with torch.no_grad():
-        rows = [measure(blocks, options.rounds, options.repeats) for blocks in BLOCKS]
-    result = {
-        "machine": machine(),
-        "rounds": options.rounds,
-        "repeats": options.repeats,
-        "steps": STEPS,
-        "rows": rows,
-    }
+        rows: list[dict[str, Any]] = [
+            {
+                "blocks": blocks,
+                "computed": measure(blocks, options.seconds, skipped=False),
+                "skipped": measure(blocks, options.seconds, skipped=True),
+            }
+            for blocks in BLOCKS
+        ]
+    hardware = machine()
+    result = {"machine": hardware, "steps": STEPS, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    table = Table(title=f"The cache's own cost in µs ({result['machine']['device']})")
+    table = Table(title=f"The cache's own cost in µs ({hardware['device']})")
     for heading in ("blocks", "plain call", "computed +", "skipped call", "skipped +"):
         table.add_column(heading, justify="right")
     for row in rows:
+        computed, skipped = row["computed"], row["skipped"]
         table.add_row(
             str(row["blocks"]),
-            f"{row['microseconds']['plain']:.0f}",
-            f"{row['computed_own_cost']['median']:.0f}",
-            f"{row['microseconds']['skipped']:.0f}",
-            f"{row['skipped_own_cost']['median']:.0f}",
+            f"{computed['without']:.0f}",
+            f"{computed['own_cost']:.0f}",
+            f"{skipped['call']:.0f}",
+            f"{skipped['own_cost']:.0f}",
         )
     Console().print(table)
 

@@ -224,10 +224,10 @@ def overhead_table() -> str:
         "|---|---|---|---|---|",
     ]
     for row in result["rows"]:
+        computed, skipped = row["computed"], row["skipped"]
         lines.append(
-            f"| {row['blocks']} | {row['microseconds']['plain']:.0f} "
-            f"| {_quartiles(row['computed_own_cost'])} "
-            f"| {row['microseconds']['skipped']:.0f} | {_quartiles(row['skipped_own_cost'])} |"
+            f"| {row['blocks']} | {computed['without']:.0f} | {_own_cost(computed)} "
+            f"| {skipped['call']:.0f} | {_own_cost(skipped)} |"
         )
     machine = result["machine"]
     lines += [
@@ -322,8 +322,8 @@ def _spread(values: dict[str, Any], digits: str) -> str:
     return format(Spread(*(values[name] for name in names)), digits)
 
 
-def _quartiles(cost: dict[str, float]) -> str:
-    return f"{cost['median']:.0f} ({cost['quartile_1']:.0f} to {cost['quartile_3']:.0f})"
+def _own_cost(row: dict[str, float]) -> str:
+    return f"{row['own_cost']:.0f} ({row['quartile_1']:.0f} to {row['quartile_3']:.0f})"
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from magcache.ahead import frontier, plan
 from magcache.budget import Budget
 from magcache.cache import StreamStats, TransformerCache
 from magcache.config import MagCacheConfig
+from magcache.crossing import MagCacheBlockHook, MagCacheHeadHook
 from magcache.curve import MagnitudeCurve, StreamCurve
 from magcache.errors import (
     CannotCacheError,
@@ -16,7 +17,6 @@ from magcache.frontier import Frontier
 from magcache.hook import apply_mag_cache_hook, remove_mag_cache_hook
 from magcache.pipeline import Enabled, Stats, calibrate, disable, enable, stats
 from magcache.planning import Plan
-from magcache.stack import MagCacheBlockHook, MagCacheHeadHook
 from magcache.state import MagCacheState
 from magcache.strategy import MagCacheStrategy, MagCacheStrategyRegistry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,9 +25,8 @@ from magcache.residual import ResidualMisfitError
 from magcache.sharding import blocks_communicate, whole
 from magcache.sketch import Sketcher
 from magcache.stack import Stack, Walked
-from magcache.standin import Call
+from magcache.standin import Call, Key
 from magcache.state import MagCacheState, Streams
-from magcache.storage import store
 
 __all__ = ["MeasuredListener", "StreamStats", "TransformerCache"]
 
@@ -112,6 +112,8 @@ class TransformerCache:
         self._said: set[str] = set()
         self._signature = list(inspect.signature(type(stack.module).forward).parameters)[1:]
         self._timestep_name = _timestep_name(self._signature)
+        positions = {name: i for i, name in enumerate(self._signature)}
+        self._timestep_at = positions.get(self._timestep_name, sys.maxsize)
         clock.on_end.append(self._end_run)
 
     @property
@@ -199,7 +201,7 @@ class TransformerCache:
         else:
             # A measurement compares residuals, and must not see what storing costs.
             storage = "device" if self.calibrating else self.config.residual_storage
-            state.held.append((step, store(walked.parts, storage)))
+            state.hold(step, walked.parts, storage)
             if self._guard is not None and state.schedule is not None:
                 assert self._planner is not None
                 own = self._planner.own_reuse(state.timeline, state.stream, state.order)
@@ -304,22 +306,20 @@ class TransformerCache:
         self._end_run(complete=False)
         self.clock.on_end.remove(self._end_run)
 
-    def _carried(self, call: Call) -> dict[str, torch.Tensor]:
-        """The call's tensors by name, without those that are new at every step."""
+    def _carried(self, call: Call) -> dict[str, Key]:
+        """Where the call has its tensors, by name, without those that are new at every step."""
         names = self._signature
         named = {
-            names[k] if isinstance(k, int) and k < len(names) else str(k): tensor
-            for k, tensor in call.tensors().items()
+            names[k] if isinstance(k, int) and k < len(names) else str(k): k for k in call.tensors()
         }
         for varying in (*names[:1], self._timestep_name):
             named.pop(varying, None)
         return named
 
     def _timestep(self, call: Call) -> Any:
-        name = self._timestep_name
-        if name in self._signature[: len(call.args)]:
-            return call.args[self._signature.index(name)]
-        return call.kwargs.get(name)
+        if len(call.args) > self._timestep_at:
+            return call.args[self._timestep_at]
+        return call.kwargs.get(self._timestep_name)
 
     def _unplaced(self, reason: str) -> None:
         self.unplaced[reason] += 1

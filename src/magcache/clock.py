@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,8 +39,7 @@ class Timeline:
         return len(self.fractions)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """Place of a call: number of the run, step in it, and the run's timeline."""
 
     run: int
@@ -113,6 +112,7 @@ class SchedulerClock:
         self._runs = _Runs()
         self.on_end = self._runs.on_end
         self._owners: list[Any] = []
+        self._held: list[Any] = []
         self._followed: list[_Followed] = []
         self._active: Any = None
         self._step = 0
@@ -216,6 +216,9 @@ class SchedulerClock:
 
     def _follow(self) -> None:
         held = [getattr(owner, "scheduler", None) for owner in self._owners]
+        if list(map(id, held)) == list(map(id, self._held)):
+            return
+        self._held = held
         kept = [f for f in self._followed if any(f.scheduler is scheduler for scheduler in held)]
         for followed in self._followed:
             if followed not in kept:

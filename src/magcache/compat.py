@@ -123,8 +123,9 @@ def context_group(module: nn.Module) -> Any:
 def context_hooks(block: nn.Module) -> tuple[Any, ...]:
     """The hooks of context parallelism that split what is handed to this module over the ranks."""
     registry = vars(block).get("_diffusers_hook")
-    hooks = registry.hooks.items() if registry is not None else ()
-    return tuple(hook for name, hook in hooks if name.startswith("cp_input"))
+    if registry is None:
+        return ()
+    return tuple(hook for name, hook in registry.hooks.items() if name.startswith("cp_input"))
 
 
 def context_splits(block: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from magcache.standin import Kind
 
-__all__ = ["ResidualMisfitError", "ResidualParts", "combined"]
+__all__ = ["Form", "ResidualMisfitError", "ResidualParts", "combined"]
 
 
-@dataclass(frozen=True)
-class ResidualParts:
+class Form(NamedTuple):
+    """What two residuals must have in common to be added up."""
+
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+    kind: Kind
+
+
+class ResidualParts(NamedTuple):
     """A residual, the dtypes of the values it was taken from, and the kind of call it is of."""
 
     tensors: tuple[torch.Tensor, ...]
     dtypes: tuple[torch.dtype, ...]
     kind: Kind
 
-    def like(self, other: ResidualParts) -> bool:
-        """Whether the two can be added up."""
-        shapes = [t.shape for t in self.tensors]
-        return (
-            shapes == [t.shape for t in other.tensors]
-            and self.dtypes == other.dtypes
-            and self.kind == other.kind
-        )
+    @property
+    def form(self) -> Form:
+        return Form(tuple([tensor.shape for tensor in self.tensors]), self.dtypes, self.kind)
 
 
 class ResidualMisfitError(Exception):
@@ -35,7 +37,7 @@ class ResidualMisfitError(Exception):
 
 
 def combined(residuals: Sequence[ResidualParts], coefficients: Sequence[float]) -> ResidualParts:
-    """The sum of residuals that are alike, each times its coefficient, on the newest's device.
+    """The sum of residuals of one form, each times its coefficient, on the newest's device.
 
     Half precision is added up in float32: coefficients of opposite signs would amplify rounding.
     """
@@ -46,7 +48,7 @@ def combined(residuals: Sequence[ResidualParts], coefficients: Sequence[float]) 
         _sum([r.tensors[i].to(part.device) for r in residuals], coefficients)
         for i, part in enumerate(newest.tensors)
     )
-    return replace(newest, tensors=tensors)
+    return newest._replace(tensors=tensors)
 
 
 def _sum(parts: Sequence[torch.Tensor], coefficients: Sequence[float]) -> torch.Tensor:

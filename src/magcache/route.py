@@ -71,6 +71,8 @@ class Exit:
 
     def split(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The arguments of a call that stepped over the stack, as a computed one has them."""
+        if not any(self.splits):
+            return list(values)
         pairs = zip(values, self.splits, strict=True)
         return [value if split is None else split(value) for value, split in pairs]
 
@@ -93,4 +95,6 @@ class Route:
 
     def stepped(self, call: Call) -> Call:
         """The call as the model expects it past a stack that has been walked."""
+        if not self.eaten:
+            return call
         return call.replaced({key: call[key][:left] for key, left in self.eaten})

@@ -7,7 +7,6 @@ a child's place in the parent's `_modules`, hands calls and attributes on, and l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 
 __all__ = [
     "Call",
+    "Key",
     "Kind",
     "StandIn",
     "StandingIn",
@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 Key = int | str
+_FLAGS = (str, bool)
 Kind = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
@@ -37,12 +38,16 @@ class Call:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
+        self._kind: Kind | None = None
 
-    @cached_property
+    @property
     def kind(self) -> Kind:
         """What a route may depend on: the arguments given, tensors' dtypes, modes and flags."""
-        named = [(k, _sort(v)) for k, v in self.kwargs.items() if v is not None]
-        return tuple([_sort(value) for value in self.args]), tuple(named)
+        if self._kind is None:
+            args = tuple([_sort(v) for v in self.args]) if self.args else ()
+            named = [(k, _sort(v)) for k, v in self.kwargs.items() if v is not None]
+            self._kind = args, tuple(named)
+        return self._kind
 
     def tensors(self) -> dict[Key, torch.Tensor]:
         """The arguments that are floating-point tensors."""
@@ -51,6 +56,12 @@ class Call:
 
     def __getitem__(self, key: Key) -> Any:
         return self.args[key] if isinstance(key, int) else self.kwargs[key]
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        if isinstance(key, int):
+            self.args = (*self.args[:key], value, *self.args[key + 1 :])
+        else:
+            self.kwargs[key] = value
 
     def lists(self) -> list[Key]:
         """The arguments that are lists."""
@@ -68,16 +79,19 @@ class Call:
         return Call(_shaken(self.args, noise), _shaken(self.kwargs, noise))
 
     def replaced(self, values: Mapping[Key, Any]) -> Call:
+        """The same call with some of the arguments given anew."""
         if not values:
             return self
-        args = tuple(values.get(i, value) for i, value in enumerate(self.args))
-        return Call(args, {k: values.get(k, value) for k, value in self.kwargs.items()})
+        call = Call(self.args, dict(self.kwargs))
+        for key, value in values.items():
+            call[key] = value
+        return call
 
 
 def _sort(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype
-    return value if isinstance(value, str | bool) else type(value)
+    return value if isinstance(value, _FLAGS) else type(value)
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -15,15 +14,15 @@ from magcache.clock import Moment, Timeline
 from magcache.planner import Schedule
 from magcache.planning import Plan
 from magcache.residual import ResidualParts, combined
-from magcache.standin import Call
-from magcache.storage import Stored
+from magcache.standin import Call, Key, Kind
+from magcache.storage import Storage, Stored, store
 
 __all__ = ["MagCacheState", "Streams"]
 
 # Not called at this step, in a stream's row.
 _NO_CALL = "-"
 
-Carried = Callable[[Call], dict[str, torch.Tensor]]
+Carried = Callable[[Call], dict[str, Key]]
 
 # More streams than any pipeline has: a step that never ends is a clock that does not move.
 _MOST_STREAMS = 16
@@ -64,16 +63,20 @@ class MagCacheState:
         if not self.held:
             return None
         assert self.schedule is not None
-        last, newest = self.held[-1][0], self.held[-1][1].load()
-        older = [(s, stored.load()) for s, stored in self.held[:-1]]
-        alike = [(s, parts) for s, parts in older if parts.like(newest)] + [(last, newest)]
-        steps, residuals = zip(*alike, strict=True)
+        steps = tuple([at for at, _ in self.held])
+        residuals = [stored.load() for _, stored in self.held]
         return combined(residuals, self.schedule.coefficients(steps, step))
 
     def make_room(self) -> None:
         """Let go of the oldest residual if the next one takes its place."""
         most = self.schedule.reuse.most if self.schedule else 2
         del self.held[: max(0, len(self.held) - most + 1)]
+
+    def hold(self, step: int, residual: ResidualParts, storage: Storage) -> None:
+        """Keep the residual of `step`, and of the others those that can be added up with it."""
+        newest = store(residual, storage)
+        self.held = [(at, kept) for at, kept in self.held if kept.form == newest.form]
+        self.held.append((step, newest))
 
     @property
     def residual(self) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
@@ -109,9 +112,20 @@ class MagCacheState:
 class _Carried:
     """The tensors that a stream's last call carried, and which of them the call before did too."""
 
-    kind: Any
+    kind: Kind
+    keys: dict[str, Key]
     last: dict[str, weakref.ref[torch.Tensor]]
     stable: set[str]
+
+    def again(self, call: Call) -> bool:
+        """Whether a call is like the last one and carries all that it carried."""
+        if self.kind != call.kind:
+            return False
+        for name, ref in self.last.items():
+            if ref() is not call[self.keys[name]]:
+                return False
+        self.stable.update(self.last)
+        return True
 
     def same(self, tensors: dict[str, torch.Tensor]) -> set[str]:
         return {k for k, ref in self.last.items() if k in tensors and ref() is tensors[k]}
@@ -143,26 +157,37 @@ class Streams:
 
     def repeats(self, moment: Moment, context: str | None) -> bool:
         """Whether the context's stream has been called at this step already."""
-        return (moment.run, moment.step) == self._step and context in self._called
+        return context in self._called and (moment.run, moment.step) == self._step
 
     def name(self, moment: Moment, context: str | None, call: Call, carried: Carried) -> str | None:
         """The stream of this call, or None where a step has more calls than can be.
 
-        `carried` tells which of its tensors could be a prompt's: not the sample nor the timestep.
+        `carried` tells where it has tensors that could be a prompt's: not the sample nor the
+        timestep.
         """
-        if (moment.run, moment.step) != self._step:
-            self._step = (moment.run, moment.step)
+        step = (moment.run, moment.step)
+        if step != self._step:
+            self._step = step
             self._called.clear()
         if len(self._called) >= _MOST_STREAMS:
             return None
         if context is None:
-            name = self._by_call(call.kind, carried(call))
+            name = self._next(call) or self._by_call(call, carried(call))
         else:
             name = _first_free(context, self._called)
         self._called.add(name)
         return name
 
-    def _by_call(self, kind: Any, tensors: dict[str, torch.Tensor]) -> str:
+    def _next(self, call: Call) -> str | None:
+        """The first stream that this step lacks, if all of the call fits it: none fits better."""
+        for name, carried in self._carried.items():
+            if name not in self._called:
+                return name if carried.again(call) else None
+        return None
+
+    def _by_call(self, call: Call, keys: dict[str, Key]) -> str:
+        kind = call.kind
+        tensors = {name: call[key] for name, key in keys.items()}
         free = {n: c for n, c in self._carried.items() if n not in self._called}
         # A call of another kind (a pass that only fills a cache, say) is likely another stream.
         fitting = {
@@ -173,11 +198,11 @@ class Streams:
         last = {k: weakref.ref(v) for k, v in tensors.items()}
         if not fitting:
             name = _first_free("", self._carried)
-            self._carried[name] = _Carried(kind, last, set())
+            self._carried[name] = _Carried(kind, keys, last, set())
             return name
         # The first of the best: streams stand in the order of their first calls.
         name = max(fitting, key=lambda n: fitting[n])
-        self._carried[name] = _Carried(kind, last, self._carried[name].same(tensors))
+        self._carried[name] = _Carried(kind, keys, last, self._carried[name].same(tensors))
         return name
 
 

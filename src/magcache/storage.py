@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
-from magcache.residual import ResidualParts
+from magcache.residual import Form, ResidualParts
 
 __all__ = ["STORAGES", "Storage", "Stored", "store"]
 
@@ -24,17 +24,23 @@ Packed = tuple[tuple[torch.Tensor, ...], Unpack]
 
 @dataclass(frozen=True)
 class Stored:
-    """A residual as it is kept: `tensors` take the memory, each `unpack` reads some of them."""
+    """A residual as it is kept: `tensors` take the memory, each `unpack` reads some of them.
+
+    Without `unpack`, they are the residual's own.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     unpack: tuple[tuple[int, Unpack], ...]
-    form: ResidualParts
+    form: Form
 
     def load(self) -> ResidualParts:
         """The residual again: shapes, dtypes and devices as before it was stored."""
-        kept = iter(self.tensors)
-        loaded = [unpack(*(next(kept) for _ in range(count))) for count, unpack in self.unpack]
-        return replace(self.form, tensors=tuple(loaded))
+        tensors = self.tensors
+        if self.unpack:
+            kept = iter(self.tensors)
+            loaded = [unpack(*(next(kept) for _ in range(count))) for count, unpack in self.unpack]
+            tensors = tuple(loaded)
+        return ResidualParts(tensors, self.form.dtypes, self.form.kind)
 
 
 def store(parts: ResidualParts, storage: Storage) -> Stored:
@@ -44,10 +50,12 @@ def store(parts: ResidualParts, storage: Storage) -> Stored:
     waiting for the device; "bfloat16" rounds to 8 significant bits; "float8" to e4m3, 4 significant
     bits, with a float32 scale for each token (each row along the last dimension).
     """
+    if storage == "device":
+        return Stored(parts.tensors, (), parts.form)
     packed = [_PACK[storage](tensor) for tensor in parts.tensors]
     tensors = tuple(tensor for kept, _ in packed for tensor in kept)
     unpack = tuple((len(kept), unpack) for kept, unpack in packed)
-    return Stored(tensors, unpack, replace(parts, tensors=()))
+    return Stored(tensors, unpack, parts.form)
 
 
 def _as_it_is(tensor: torch.Tensor) -> Packed:
@@ -85,7 +93,6 @@ def _in_float8(tensor: torch.Tensor) -> Packed:
 
 
 _PACK: dict[Storage, Callable[[torch.Tensor], Packed]] = {
-    "device": _as_it_is,
     "host": _on_host,
     "bfloat16": _in_bfloat16,
     "float8": _in_float8,

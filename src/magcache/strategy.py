@@ -48,7 +48,8 @@ class MagCacheStrategy:
 
     def apply_residual(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Hidden states past a skipped stack, in the dtype of `hidden_states`."""
-        return (hidden_states + residual).to(hidden_states.dtype)
+        added = hidden_states + residual
+        return added if added.dtype == hidden_states.dtype else added.to(hidden_states.dtype)
 
     def apply_residual_tuple(
         self,
